@@ -1,0 +1,31 @@
+# Two commands set up everything: `make demo` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/installed
+
+.PHONY: demo test test-all lint bench docs clean
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/fedsieve train
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests
+
+test: lint
+	$(BIN)/python -m pytest -m 'not long'
+
+test-all: lint
+	$(BIN)/python -m pytest
+
+bench docs: $(STAMP)
+	@echo "nothing here yet: make $@ comes with a later version" && exit 1
+
+clean:
+	rm -rf .venv

@@ -1,0 +1,36 @@
+"""fedsieve: federated learning that keeps only the weights that matter."""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Run": "fedsieve.experiments.run",
+    "Federation": "fedsieve.experiments.run",
+    "Problem": "fedsieve.experiments.run",
+    "execute": "fedsieve.experiments.run",
+    "Synthetic": "fedsieve.data.synthetic",
+    "Linear": "fedsieve.objectives.linear",
+    "Loss": "fedsieve.objectives.linear",
+    "Loop": "fedsieve.engines.loop",
+    "Batched": "fedsieve.engines.batched",
+    "Rows": "fedsieve.engines.rows",
+    "Batch": "fedsieve.core.types",
+    "Population": "fedsieve.train",
+    "algorithm_class": "fedsieve.algorithms",
+    "METHODS": "fedsieve.algorithms",
+    "PacketError": "fedsieve.wire",
+}
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    """Public names load when first used, so that `fedsieve --help` needs no torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fedsieve' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

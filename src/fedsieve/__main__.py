@@ -1,0 +1,7 @@
+"""`python -m fedsieve`."""
+
+import sys
+
+from fedsieve.cli import main
+
+sys.exit(main())

@@ -1,0 +1,86 @@
+"""Parameter averaging: the round that FedAvg, thresholding, pruning, L1 and masks share. A method says only where it differs."""
+
+from abc import ABC
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fedsieve.algorithms.method import Method, exactly, server_step
+from fedsieve.core import optimizers
+from fedsieve.core.optimizers import Moments
+from fedsieve.core.packets import Packet
+from fedsieve.core.streams import Draw
+from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
+
+
+class Server(NamedTuple):
+    """theta as the server holds it, before any selection."""
+
+    theta: Tensor
+    moments: Moments
+    layout: Layout
+
+
+class Client(NamedTuple):
+    """A stack of clients: their weights, and the broadcast they started from."""
+
+    theta: Tensor
+    sent: Tensor
+    layout: Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaging(Method, ABC):
+    """Broadcast, local SGD, average. `broadcast`, `project` and `client_reply` are where methods differ."""
+
+    def init(self, layout: Layout, weights: Float[Tensor, " p"], draw: Draw) -> Server:
+        """The start, dense."""
+        return Server(weights, optimizers.no_moments(weights), layout)
+
+    def broadcast(self, server: Server, clock: Clock, draw: Draw) -> Packet:
+        """All of theta."""
+        return self.pack_dense(server.theta, draw)
+
+    def client_init(self, packet: Packet, layout: Layout, clock: Clock, dtype: torch.dtype) -> Client:
+        """Begin at the broadcast."""
+        theta = packet.dense("theta", dtype)
+        return Client(theta, theta, layout)
+
+    def client_step(self, objective: Objective, client: Client, batch: Batch, clock: Clock, draw: Draw) -> Client:
+        """theta <- project(theta - eta g)."""
+        gradient, size = self.descend(objective, client.theta, batch, clock)
+        return client._replace(theta=self.project(client.theta - size * gradient, client, clock))
+
+    def project(self, theta: Float[Tensor, "k p"], client: Client, clock: Clock) -> Float[Tensor, "k p"]:
+        """What a method does to the weights after every local step: nothing."""
+        return theta
+
+    def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
+        """All of theta."""
+        return self.pack_dense(client.theta, draw)
+
+    def aggregate(self, server: Server, packet: Packet, replies: list[Reply], clock: Clock, draw: Draw) -> Server:
+        """sent + server step towards the mean + memory * (what the broadcast left out)."""
+        sent = packet.dense("theta", server.theta.dtype)
+        mean = self.mean_of(replies, "theta", server.theta)
+        theta, moments = server_step(self, server.moments, sent, mean)
+        return server._replace(theta=theta + self.memory * (server.theta - sent), moments=moments)
+
+    def close(self, server: Server, clock: Clock) -> Server:
+        """Nothing is left to do at the end of a round."""
+        return server
+
+    def theta(self, server: Server) -> Float[Tensor, " p"]:
+        """The largest m weights."""
+        return exactly(self.final_budget(server.layout), server.theta)
+
+    def full_theta(self, server: Server) -> Float[Tensor, " p"]:
+        """All weights."""
+        return server.theta
+
+    def info(self, server: Server) -> dict[str, Tensor]:
+        """No gates, nothing to say."""
+        return {}

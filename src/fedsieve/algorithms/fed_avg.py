@@ -1,0 +1,13 @@
+"""FedAvg (McMahan et al. 2017), dense both ways, magnitude-pruned at the end. To add an algorithm, copy this file."""
+
+from dataclasses import dataclass
+
+from fedsieve.algorithms.averaging import Averaging
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(Averaging):
+    """Dense messages, local SGD, plain averaging; only the model handed out is cut to m weights (requirement 38).
+
+    A new method overrides what it does differently: `broadcast`, `project`, `client_reply`, `aggregate` or `close`.
+    """

@@ -1,0 +1,31 @@
+"""Fed-HT (Tong et al. 2022): hard thresholding at the server only. The uplink is dense (decision D4)."""
+
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from fedsieve.algorithms.averaging import Averaging, Server
+from fedsieve.core import selection
+from fedsieve.core.packets import Packet
+from fedsieve.core.selection import Budget
+from fedsieve.core.streams import Draw
+from fedsieve.core.types import Clock
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thresholding(Averaging):
+    """The server sends the largest m weights."""
+
+    def broadcast(self, server: Server, clock: Clock, draw: Draw) -> Packet:
+        """H_m(theta)."""
+        return self.largest(server.theta, self.message_budget(server.layout, clock), draw)
+
+    def largest(self, theta: Float[Tensor, "*k p"], parts: Budget, draw: Draw) -> Packet:
+        """The largest weights of the budget as a message."""
+        return self.pack(theta, selection.top(theta.abs(), parts), parts, draw)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedHT(Thresholding):
+    """Sparse downlink, dense uplink."""

@@ -1,0 +1,28 @@
+"""FedIter-HT (Tong et al. 2022): hard thresholding after every local step and after averaging."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fedsieve.algorithms.averaging import Client
+from fedsieve.algorithms.fed_ht import Thresholding
+from fedsieve.core import selection
+from fedsieve.core.packets import Packet
+from fedsieve.core.streams import Draw
+from fedsieve.core.types import Clock
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedIterHT(Thresholding):
+    """theta <- H_m(theta - eta g) at every local step; sparse messages both ways (requirement 37)."""
+
+    def project(self, theta: Float[Tensor, "k p"], client: Client, clock: Clock) -> Float[Tensor, "k p"]:
+        """H_m."""
+        kept = selection.top(theta.abs(), self.message_budget(client.layout, clock))
+        return torch.where(kept, theta, torch.zeros_like(theta))
+
+    def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
+        """The m weights that are left."""
+        return self.largest(client.theta, self.message_budget(client.layout, clock), draw)

@@ -1,0 +1,39 @@
+"""FedAvg with a soft threshold at the server, cut to m at the end: the L1 way to sparsity."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fedsieve.algorithms.averaging import Averaging, Server
+from fedsieve.algorithms.method import at_least
+from fedsieve.core import selection
+from fedsieve.core.packets import Packet, sparse_packet
+from fedsieve.core.streams import Draw
+from fedsieve.core.types import Clock
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedL1(Averaging):
+    """Each broadcast is soft-thresholded: shrunk by a fraction of the largest weight outside the top m, zero below it."""
+
+    shrinkage: float = 0.5
+    """threshold, in units of the largest weight that is not among the top m"""
+
+    def __post_init__(self) -> None:
+        """A negative threshold would grow weights."""
+        super().__post_init__()
+        at_least(0, shrinkage=self.shrinkage)
+
+    def broadcast(self, server: Server, clock: Clock, draw: Draw) -> Packet:
+        """sign(theta) max(|theta| - tau, 0), only what is left of it."""
+        shrunk = self.soft_threshold(server.theta, selection.total_kept(self.message_budget(server.layout, clock)))
+        return sparse_packet(shrunk.nonzero()[:, 0], {"theta": shrunk}, self.bits, draw)
+
+    def soft_threshold(self, theta: Float[Tensor, " p"], kept: int) -> Float[Tensor, " p"]:
+        """The proximal step of tau |theta|_1, tau scale-free."""
+        if kept == len(theta):
+            return theta
+        threshold = self.shrinkage * torch.topk(theta.abs(), kept + 1).values[-1]
+        return theta.sign() * (theta.abs() - threshold).clamp_min(0)

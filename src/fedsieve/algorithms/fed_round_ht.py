@@ -1,0 +1,20 @@
+"""Thresholding once per round on both sides, with what was left out kept at the server (decision D4)."""
+
+from dataclasses import dataclass
+
+from fedsieve.algorithms.averaging import Client
+from fedsieve.algorithms.fed_ht import Thresholding
+from fedsieve.core.packets import Packet
+from fedsieve.core.streams import Draw
+from fedsieve.core.types import Clock
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedRoundHT(Thresholding):
+    """Dense local steps; the largest m weights travel, both ways."""
+
+    memory: float = 0.9
+
+    def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
+        """H_m(theta_k)."""
+        return self.largest(client.theta, self.message_budget(client.layout, clock), draw)

@@ -1,0 +1,57 @@
+"""Dense federated SGD: gradients aggregated every mini-batch, Adam at the server, one final top-m."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedsieve.algorithms.averaging import Averaging, Client, Server
+from fedsieve.algorithms.method import Method
+from fedsieve.core import optimizers
+from fedsieve.core.optimizers import Optimizer, StepRule
+from fedsieve.core.packets import Packet, dense_packet
+from fedsieve.core.streams import Draw
+from fedsieve.core.types import Batch, Clock, Objective, Reply
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientExchange(Method):
+    """n(B) exchanges a round with one cohort, each a single gradient a client (L142-168)."""
+
+    usual_rounds: ClassVar[int] = 50
+    usual_participation: ClassVar[float] = 0.1
+
+    steps: int = 20
+    rate: float = 1.0
+    step_rule: StepRule = StepRule.CONSTANT
+    server: Optimizer = Optimizer.ADAM
+    server_rate: float = 0.02
+    final_rate: float = 0.02
+
+    @property
+    def exchanges(self) -> int:
+        """n(B), or one where a batch is all rows (L134-136)."""
+        return 1 if self.batch == "all" else self.steps
+
+    @property
+    def local_steps(self) -> int:
+        """A gradient, not a step."""
+        return 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedSGD(GradientExchange, Averaging):
+    """FedSGD without gates: what FLoPS would be if it never chose."""
+
+    def client_step(self, objective: Objective, client: Client, batch: Batch, clock: Clock, draw: Draw) -> Client:
+        """The gradient, in the place of theta; a capped or Polyak step shortens it before it is sent."""
+        gradient, size = self.descend(objective, client.theta, batch, clock)
+        return client._replace(theta=gradient * (size / (self.rate * self.decay(clock))))
+
+    def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
+        """The gradient."""
+        return dense_packet({"gradient": client.theta}, self.bits, draw)
+
+    def aggregate(self, server: Server, packet: Packet, replies: list[Reply], clock: Clock, draw: Draw) -> Server:
+        """One optimizer step on the mean gradient."""
+        gradient = self.mean_of(replies, "gradient", server.theta)
+        move, moments = optimizers.step(self.server, server.moments, gradient, self.server_rate * self.decay(clock))
+        return server._replace(theta=server.theta + move, moments=moments)

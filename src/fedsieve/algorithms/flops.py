@@ -1,0 +1,70 @@
+"""FLoPS, Algorithm 1 (L142-168): gradients in theta~ and phi aggregated every mini-batch, the constraint's added at the server."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedsieve.algorithms.fed_sgd import GradientExchange
+from fedsieve.algorithms.gated import Gated, Server
+from fedsieve.core import optimizers
+from fedsieve.core.constraint import Dual
+from fedsieve.core.gates import LOG_ALPHA_LIMIT
+from fedsieve.core.packets import Packet, dense_packet
+from fedsieve.core.streams import Draw
+from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
+
+
+class Client(NamedTuple):
+    """theta~ and phi as received; after the step, the gradients in them."""
+
+    weights: Tensor
+    log_alpha: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flops(GradientExchange, Gated):
+    """Federated learning with an L0 constraint through probabilistic gates."""
+
+    def broadcast(self, server: Server, clock: Clock, draw: Draw) -> Packet:
+        """theta~ and phi, dense."""
+        return dense_packet({"weights": server.weights, "log_alpha": server.log_alpha}, self.bits, draw)
+
+    def client_init(self, packet: Packet, layout: Layout, clock: Clock, dtype: torch.dtype) -> Client:
+        """Begin at the broadcast."""
+        return Client(packet.dense("weights", dtype), packet.dense("log_alpha", dtype))
+
+    def client_step(self, objective: Objective, client: Client, batch: Batch, clock: Clock, draw: Draw) -> Client:
+        """ClientCompute: gradients of the batch loss in theta~ and phi."""
+        slopes = self.pull(objective, client.weights, client.log_alpha, batch, clock, draw)
+        share = slopes.size / (self.rate * self.decay(clock))
+        return Client(slopes.weights * share, slopes.log_alpha * share)
+
+    def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
+        """Both gradients, dense."""
+        return dense_packet({"gradient": client.weights, "gate_gradient": client.log_alpha}, self.bits, draw)
+
+    def aggregate(self, server: Server, packet: Packet, replies: list[Reply], clock: Clock, draw: Draw) -> Server:
+        """Mean gradients, the constraint's closed form, one step of theta~, phi and lambda together (L152-154)."""
+        gradient = self.mean_of(replies, "gradient", server.weights)
+        gate_gradient = self.mean_of(replies, "gate_gradient", server.weights) + self.regularize(server.log_alpha, server.multiplier)
+        decay = self.decay(clock)
+        move, moments = optimizers.step(self.server, server.moments, gradient, self.server_rate * decay)
+        turn, gate_moments = optimizers.step(self.server, server.gate_moments, gate_gradient, self.gate_rate * decay)
+        return server._replace(
+            weights=server.weights + move,
+            log_alpha=(server.log_alpha + turn).clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT),
+            multiplier=self.ascend(server.multiplier, server.log_alpha, clock),
+            moments=moments,
+            gate_moments=gate_moments,
+        )
+
+    def close(self, server: Server, clock: Clock) -> Server:
+        """After prune start, scale log_alpha up at the top m of theta and down elsewhere (L155-157)."""
+        log_alpha = server.log_alpha
+        if clock.round + 1 > max(self.prune_start * clock.rounds, self.warmup):
+            log_alpha, _ = self.scale(server.weights, log_alpha, self.message_budget(server.layout, clock))
+        if self.dual is Dual.EXACT:
+            log_alpha = self.tighten(log_alpha, self.message_density(clock))
+        return server._replace(log_alpha=log_alpha)

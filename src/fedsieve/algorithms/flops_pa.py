@@ -1,0 +1,198 @@
+"""FLoPS-PA, Algorithm 2 (L171-204): parameters and gates averaged once a round, the top m of both in each message."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from fedsieve.algorithms.gated import Gated
+from fedsieve.algorithms.method import examples, fraction, server_step
+from fedsieve.core import gates, selection
+from fedsieve.core.aggregation import cohort_weights, combine, mean
+from fedsieve.core.constraint import Dual
+from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT
+from fedsieve.core.optimizers import Moments
+from fedsieve.core.packets import Packet, round_gates, round_values, sparse_packet
+from fedsieve.core.selection import Scaling, total_kept
+from fedsieve.core.streams import Draw
+from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
+
+
+class GateNoise(StrEnum):
+    """Whether a gate is drawn or taken at its median (decision E9)."""
+
+    SAMPLED = "sampled"
+    DETERMINISTIC = "deterministic"
+
+
+class Inverse(StrEnum):
+    """How log_alpha is read off a gate that was received."""
+
+    PAPER = "paper"
+    """beta' log(z / (1 - z)) (L171)"""
+    EXACT = "exact"
+    """the inverse of the median gate"""
+
+
+class Message(StrEnum):
+    """What stands for a gate on the wire (decision E3)."""
+
+    GATES = "gates"
+    LOG_ALPHA = "log-alpha"
+
+
+class Server(NamedTuple):
+    """theta and phi as averaged, theta~ = theta / z, and lambda, which the server owns (decision B3)."""
+
+    theta: Tensor
+    weights: Tensor
+    log_alpha: Tensor
+    multiplier: Tensor
+    moments: Moments
+    layout: Layout
+
+
+class Client(NamedTuple):
+    """A stack of clients: theta~, phi and the multiplier they were given."""
+
+    weights: Tensor
+    log_alpha: Tensor
+    multiplier: Tensor
+    layout: Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlopsPA(Gated):
+    """FLoPS with parameter averaging and sparse messages both ways."""
+
+    initial_logit_density: float = 0.5
+    scaling: Scaling = Scaling.LITERAL
+    scaling_rate: float = 0.1
+    prune_start: float = 0.0
+    memory: float = 0.9
+    step_gates: GateNoise = GateNoise.SAMPLED
+    """gates in local steps: sampled, or at their median"""
+    message_gates: GateNoise = GateNoise.SAMPLED
+    """gates in messages: sampled, or at their median"""
+    inverse: Inverse = Inverse.PAPER
+    """how log_alpha is read off a received gate"""
+    message: Message = Message.GATES
+    """what is sent for a gate: z, or log_alpha itself"""
+    rest_floor: float = 1e-3
+    """least gate of the weights that are not sent: at exactly 0 the support could never change"""
+
+    def __post_init__(self) -> None:
+        """A rest gate is a gate."""
+        super().__post_init__()
+        fraction(rest_floor=self.rest_floor)
+
+    def client_gates(self, log_alpha: Float[Tensor, "k p"], noise: Float[Tensor, "k p"]) -> gates.Gates:
+        """The gates of a local step."""
+        return self.gates(log_alpha, noise, self.step_gates)
+
+    def gates(self, log_alpha: Float[Tensor, "*k p"], noise: Float[Tensor, "*k p"], kind: GateNoise) -> gates.Gates:
+        """Gates, drawn or at their median."""
+        return gates.sample(self.shape, log_alpha, noise) if kind is GateNoise.SAMPLED else gates.deterministic(self.shape, log_alpha)
+
+    def init(self, layout: Layout, weights: Float[Tensor, " p"], draw: Draw) -> Server:
+        """theta~ as given, log_alpha around logit rho_init, theta = theta~ z (L175)."""
+        start = super().init(layout, weights, draw)
+        theta = weights * gates.deterministic(self.shape, start.log_alpha).value
+        return Server(theta, weights, start.log_alpha, start.multiplier, start.moments, layout)
+
+    # The message, the same both ways (L171)
+
+    def send(self, weights: Float[Tensor, "*k p"], log_alpha: Float[Tensor, "*k p"], layout: Layout, clock: Clock, draw: Draw) -> Packet:
+        """Scale log_alpha, draw z, send the top m of theta = theta~ z and their gates, and for the rest the mean gate.
+
+        The pair on the wire is (theta~, z), from which the receiver forms theta: the same content as (theta, z), but rounding
+        theta~ does no harm where z is near 0.
+        """
+        parts = self.message_budget(layout, clock)
+        chosen = selection.top(self.score(weights, log_alpha), parts)
+        if clock.round >= max(self.prune_start * clock.rounds, self.warmup):
+            log_alpha = selection.scale_log_alpha(log_alpha, chosen, self.scaling_rate, self.scaling)
+        support = selection.positions(chosen, total_kept(parts))
+        packet = sparse_packet(support, {"weights": weights}, self.bits, draw)
+        if self.message is Message.LOG_ALPHA:
+            packet.fields["log_alpha"] = round_values(log_alpha.gather(-1, support), self.bits, draw, "log_alpha", zero_free=False)
+            packet.scalars["rest_gate"] = mean_outside(log_alpha, chosen).to(torch.float32)
+        else:
+            gate = self.gates(log_alpha, draw("message gates", log_alpha.shape[-1]), self.message_gates).value
+            packet.fields["gates"] = round_gates(gate.gather(-1, support), self.bits, draw, "gates")
+            packet.scalars["rest_gate"] = mean_outside(gate, chosen).clamp_min(self.rest_floor).to(torch.float32)
+        return packet
+
+    def receive(self, packet: Packet, dtype: torch.dtype) -> tuple[Float[Tensor, "*k p"], Float[Tensor, "*k p"]]:
+        """theta~ (zero where the packet is silent) and z, or log_alpha where that is what was sent."""
+        field = "gates" if self.message is Message.GATES else "log_alpha"
+        return packet.dense("weights", dtype), packet.dense(field, dtype, packet.scalar("rest_gate", dtype))
+
+    def log_alpha_of(self, gate: Float[Tensor, "*k p"]) -> Float[Tensor, "*k p"]:
+        """phi from what was received: z inverted, noise ignored (L171), or log_alpha itself."""
+        if self.message is Message.LOG_ALPHA:
+            return gate
+        invert = gates.paper_inverse if self.inverse is Inverse.PAPER else gates.exact_inverse
+        return invert(self.shape, gate).clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
+
+    # The round
+
+    def broadcast(self, server: Server, clock: Clock, draw: Draw) -> Packet:
+        """The top m of the server's theta and z, and lambda while it is ascended."""
+        packet = self.send(server.weights, server.log_alpha, server.layout, clock, draw)
+        if self.dual is Dual.ASCENT:
+            packet.scalars["multiplier"] = server.multiplier.to(torch.float32)
+        return packet
+
+    def client_init(self, packet: Packet, layout: Layout, clock: Clock, dtype: torch.dtype) -> Client:
+        """theta~ and phi from the broadcast (L197)."""
+        weights, gate = self.receive(packet, dtype)
+        multiplier = packet.scalar("multiplier", dtype) if self.dual is Dual.ASCENT else torch.zeros_like(weights[..., 0])
+        return Client(weights, self.log_alpha_of(gate), multiplier, layout)
+
+    def client_step(self, objective: Objective, client: Client, batch: Batch, clock: Clock, draw: Draw) -> Client:
+        """One local SGD step on (theta~, phi) (L198)."""
+        slopes = self.pull(objective, client.weights, client.log_alpha, batch, clock, draw)
+        turn = slopes.log_alpha + self.regularize(client.log_alpha, client.multiplier)
+        return client._replace(
+            weights=client.weights - slopes.size * slopes.weights,
+            log_alpha=(client.log_alpha - self.gate_rate * self.decay(clock) * turn).clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT),
+        )
+
+    def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
+        """Gates drawn once more, then the message (L199-200)."""
+        return self.send(client.weights, client.log_alpha, client.layout, clock, draw)
+
+    def aggregate(self, server: Server, packet: Packet, replies: list[Reply], clock: Clock, draw: Draw) -> Server:
+        """theta and z averaged, theta~ = theta / z, phi from z (L183-186); what the broadcast left out is remembered (E5)."""
+        dtype = server.theta.dtype
+        sent = torch.where(packet.dense("weights", dtype) != 0, server.theta, torch.zeros_like(server.theta))
+        received = [self.receive(reply.packet, dtype) for reply in replies]
+        shares = cohort_weights(examples(replies, server.theta), self.weights)
+        gate = mean(torch.stack([gate for _, gate in received]), shares)
+        by_gate = self.message is Message.GATES
+        thetas = torch.stack([weights * gate.clamp_min(GATE_MARGIN) if by_gate else weights for weights, gate in received])
+        target = combine(thetas, examples(replies, server.theta), self.weights)
+        theta, moments = server_step(self, server.moments, sent, target)
+        theta = theta + self.memory * (server.theta - sent)
+        log_alpha = self.tighten(self.log_alpha_of(gate), self.message_density(clock))
+        return server._replace(
+            theta=theta,
+            weights=theta / gate.clamp_min(GATE_MARGIN) if by_gate else theta,
+            log_alpha=log_alpha,
+            multiplier=self.ascend(server.multiplier, log_alpha, clock),
+            moments=moments,
+        )
+
+    def close(self, server: Server, clock: Clock) -> Server:
+        """Scaling happens in each message, on both sides, from the first round (L171)."""
+        return server
+
+
+def mean_outside(values: Float[Tensor, "*k p"], chosen: Bool[Tensor, "*k p"]) -> Float[Tensor, "*k"]:
+    """The mean of what was not chosen; 0 where everything was."""
+    outside = ~chosen
+    return (values * outside).sum(-1) / outside.sum(-1).clamp_min(1)

@@ -1,0 +1,176 @@
+"""What the paper's two methods share: gates on weights, an L0 constraint with a multiplier, log_alpha scaling."""
+
+from abc import ABC
+from dataclasses import dataclass
+from math import log
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fedsieve.algorithms.method import Method, above_zero, at_least, exactly, fraction
+from fedsieve.core import constraint, gates, selection
+from fedsieve.core.constraint import Dual, Form
+from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT, HardConcrete, GateAtTest
+from fedsieve.core.optimizers import Moments, no_moments
+from fedsieve.core.selection import Budget, Scaling
+from fedsieve.core.streams import Draw
+from fedsieve.core.types import Batch, Clock, Layout, Objective
+
+
+class Server(NamedTuple):
+    """theta~, log_alpha, lambda, and what the optimizers remember."""
+
+    weights: Tensor
+    log_alpha: Tensor
+    multiplier: Tensor
+    moments: Moments
+    gate_moments: Moments
+    layout: Layout
+
+
+class Slopes(NamedTuple):
+    """Gradients of the loss in theta~ and phi, and each client's step size."""
+
+    weights: Tensor
+    log_alpha: Tensor
+    size: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gated(Method, ABC):
+    """theta = theta~ * z with hard-concrete gates z (L60, L118-122)."""
+
+    temperature: float = 0.66
+    """beta' of the hard concrete distribution"""
+    low: float = -0.1
+    """gamma, where the stretched distribution begins"""
+    high: float = 1.1
+    """zeta, where it ends"""
+    samples: int = 1
+    """R: gate samples per step"""
+    test_gate: GateAtTest = GateAtTest.MEDIAN
+    """gate of the finished model: the median, or without temperature too (plain)"""
+    initial_logit_density: float = 0.95
+    """rho_init: log_alpha starts around its logit (below .17 every test-time gate starts closed)"""
+    gate_rate: float = 0.01
+    """learning rate of log_alpha"""
+    constraint: Form = Form.COUNT
+    """constraint in counts, or over the number of weights as in the paper"""
+    dual: Dual = Dual.ASCENT
+    """multiplier by ascent with restart, solved exactly, or off"""
+    dual_rate: float = 0.01
+    """step of the dual ascent (the paper: of the order 1/size)"""
+    scaling: Scaling = Scaling.ADDITIVE
+    """how log_alpha is pushed apart at the top weights and elsewhere"""
+    scaling_rate: float = 0.5
+    """r: strength of that push per round"""
+    prune_start: float = 0.5
+    """part of the rounds after which scaling begins"""
+    entropy: float = 0.0
+    """bonus on the entropy of the gates, which the paper's bound drops"""
+
+    def __post_init__(self) -> None:
+        """Refuse shapes that are no distribution and targets the clamp on log_alpha cannot reach."""
+        super().__post_init__()
+        above_zero(temperature=self.temperature, gate_rate=self.gate_rate, initial_logit_density=self.initial_logit_density)
+        at_least(1, samples=self.samples)
+        at_least(0, dual_rate=self.dual_rate, scaling_rate=self.scaling_rate, entropy=self.entropy)
+        fraction(prune_start=self.prune_start)
+        if not self.low < 0 < 1 < self.high:
+            raise ValueError(
+                f"algorithm.low must be below 0 and algorithm.high above 1, or no gate is ever 0 or 1; got {self.low}, {self.high}"
+            )
+        if not self.initial_logit_density < 1:
+            raise ValueError(
+                f"algorithm.initial-logit-density must be below 1, its logit is infinite there; got {self.initial_logit_density}"
+            )
+        least = constraint.least_density(self.shape)
+        if self.density < least:
+            raise ValueError(
+                f"density {self.density:g} is out of reach: gates with these settings stay open with probability {least:.2g} or more; "
+                f"ask for more, or lower algorithm.temperature"
+            )
+
+    @property
+    def shape(self) -> HardConcrete:
+        """The gates' distribution."""
+        return HardConcrete(self.temperature, self.low, self.high)
+
+    def starts_closed(self) -> bool:
+        """Whether every test-time gate begins at exactly 0 (decision A6)."""
+        logit = log(self.initial_logit_density / (1 - self.initial_logit_density))
+        return bool(gates.at_test_time(self.shape, torch.tensor([logit]), self.test_gate)[0] == 0)
+
+    def pull(
+        self, objective: Objective, weights: Float[Tensor, "k p"], log_alpha: Float[Tensor, "k p"], batch: Batch, clock: Clock, draw: Draw
+    ) -> Slopes:
+        """grad_theta~ = g z and grad_phi = g theta~ dz/dphi, averaged over R gate samples (L114, L151)."""
+        slopes = []
+        for r in range(self.samples):
+            gate = self.client_gates(log_alpha, draw(f"gates {r}", weights.shape[-1]))
+            gradient, size = self.descend(objective, weights * gate.value, batch, clock)
+            slopes.append(Slopes(gradient * gate.value, gradient * weights * gate.slope, size))
+        if self.samples == 1:
+            return slopes[0]
+        return Slopes(*(torch.stack(parts).mean(0) for parts in zip(*slopes, strict=True)))
+
+    def client_gates(self, log_alpha: Float[Tensor, "k p"], noise: Float[Tensor, "k p"]) -> gates.Gates:
+        """The gates of one step: sampled."""
+        return gates.sample(self.shape, log_alpha, noise)
+
+    def regularize(self, log_alpha: Float[Tensor, "*k p"], multiplier: Float[Tensor, "*#k"]) -> Float[Tensor, "*k p"]:
+        """lambda grad_phi L_con, minus the entropy bonus."""
+        slope = constraint.slope(self.shape, log_alpha, multiplier, self.constraint)
+        return slope - self.entropy * gates.entropy_slope(self.shape, log_alpha) if self.entropy else slope
+
+    def ascend(self, multiplier: Float[Tensor, ""], log_alpha: Float[Tensor, " p"], clock: Clock) -> Float[Tensor, ""]:
+        """One dual step on the violation measured before the primal step (decision B2)."""
+        if self.dual is not Dual.ASCENT:
+            return multiplier
+        return constraint.ascend(multiplier, constraint.gap(self.shape, log_alpha, self.message_density(clock)), self.dual_rate)
+
+    def tighten(self, log_alpha: Float[Tensor, " p"], density: float) -> Float[Tensor, " p"]:
+        """The exact dual: one shift of all log_alpha that makes the constraint tight."""
+        if self.dual is not Dual.EXACT:
+            return log_alpha
+        return constraint.shifted(log_alpha, constraint.exact_shift(self.shape, log_alpha, density))
+
+    def score(self, weights: Float[Tensor, "*k p"], log_alpha: Float[Tensor, "*k p"]) -> Float[Tensor, "*k p"]:
+        """|theta~| times the test-time gate (decision C3)."""
+        return weights.abs() * self.open_gate(log_alpha)
+
+    def open_gate(self, log_alpha: Float[Tensor, "*k p"]) -> Float[Tensor, "*k p"]:
+        """The test-time gate, a hair above 0: closed gates are then ranked by weight, and a kept weight is never zero (C5)."""
+        return gates.at_test_time(self.shape, log_alpha, self.test_gate).clamp_min(GATE_MARGIN)
+
+    def scale(
+        self, weights: Float[Tensor, "*k p"], log_alpha: Float[Tensor, "*k p"], parts: Budget
+    ) -> tuple[Float[Tensor, "*k p"], Tensor]:
+        """log_alpha pushed up at the top m of theta and down elsewhere, and that mask (L155-157)."""
+        chosen = selection.top(self.score(weights, log_alpha), parts)
+        return selection.scale_log_alpha(log_alpha, chosen, self.scaling_rate, self.scaling), chosen
+
+    def init(self, layout: Layout, weights: Float[Tensor, " p"], draw: Draw) -> Server:
+        """theta~ as given, log_alpha around logit rho_init, lambda = 0 (L140)."""
+        log_alpha = gates.initial(draw("log_alpha", layout.size), self.initial_logit_density).clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
+        return Server(weights, log_alpha, torch.zeros_like(weights[0]), no_moments(weights), no_moments(weights), layout)
+
+    def theta(self, server: Server) -> Float[Tensor, " p"]:
+        """theta~ times the test-time gate, the m largest (decision C5)."""
+        return exactly(self.final_budget(server.layout), server.weights * self.open_gate(server.log_alpha))
+
+    def full_theta(self, server: Server) -> Float[Tensor, " p"]:
+        """theta~ times the test-time gate."""
+        return server.weights * gates.at_test_time(self.shape, server.log_alpha, self.test_gate)
+
+    def info(self, server: Server) -> dict[str, Tensor]:
+        """Density as expected and at test time, the multiplier, the violation."""
+        probability = gates.active_probability(self.shape, server.log_alpha)
+        return {
+            "expected_density": probability.mean(),
+            "test_density": (gates.at_test_time(self.shape, server.log_alpha, self.test_gate) > 0).to(probability).mean(),
+            "multiplier": server.multiplier,
+            "violation": probability.mean() - self.density,
+        }

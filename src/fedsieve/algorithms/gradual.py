@@ -1,0 +1,38 @@
+"""Gradual magnitude pruning (Zhu & Gupta 2017): density falls on a cubic schedule, local training stays under the mask."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fedsieve.algorithms.averaging import Averaging, Client
+from fedsieve.algorithms.fed_ht import Thresholding
+from fedsieve.core.packets import Packet
+from fedsieve.core.selection import Schedule, total_kept
+from fedsieve.core.streams import Draw
+from fedsieve.core.types import Clock
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masked(Averaging):
+    """Clients train only the weights they received; the uplink repeats the broadcast's support."""
+
+    def project(self, theta: Float[Tensor, "k p"], client: Client, clock: Clock) -> Float[Tensor, "k p"]:
+        """Zero outside the broadcast's support."""
+        return torch.where(client.sent != 0, theta, torch.zeros_like(theta))
+
+    def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
+        """The weights under the mask."""
+        parts = self.message_budget(client.layout, clock)
+        if total_kept(parts) == client.layout.size:
+            return self.pack_dense(client.theta, draw)
+        return self.pack(client.theta, client.sent != 0, parts, draw)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gradual(Masked, Thresholding):
+    """Dense at first, cut along a cubic, fine-tuned under the mask."""
+
+    schedule: Schedule = Schedule.CUBIC
+    start_density: float = 1.0

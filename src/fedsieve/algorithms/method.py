@@ -1,0 +1,183 @@
+"""What every method shares: the options that are nobody's privilege, and the arithmetic they stand for."""
+
+from dataclasses import dataclass, field
+from math import inf
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from fedsieve.core import optimizers, selection
+from fedsieve.core.aggregation import Weighting, combine
+from fedsieve.core.optimizers import Moments, Optimizer, StepRule
+from fedsieve.core.packets import PRECISIONS, Packet, dense_packet, sparse_packet
+from fedsieve.core.selection import Budget, BudgetRule, Schedule
+from fedsieve.core.streams import Draw
+from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """Options of every method. A field's comment is its help text."""
+
+    usual_rounds: ClassVar[int] = 100
+    usual_participation: ClassVar[float] = 0.05
+
+    density: float = field(default=0.05, metadata={"section": "run"})
+    """fraction of weights that may be non-zero"""
+    weights: Weighting = field(default=Weighting.EXAMPLES, metadata={"section": "federation"})
+    """how much each client of a cohort counts"""
+    batch: int | Literal["all"] = 32
+    """rows a client uses per step, or all of them"""
+    steps: int = 30
+    """n(B): local steps a round (for gradient methods: exchanges a round)"""
+    rate: float = 1.0
+    """learning rate of the weights: a step size, or for the Polyak rule its factor"""
+    final_rate: float = 0.1
+    """the rate falls along half a cosine to this fraction"""
+    step_rule: StepRule = StepRule.POLYAK
+    """a client's step: rate itself, capped at 1/L, or Polyak's"""
+    clip: float = inf
+    """longest gradient of a client; longer ones are shortened"""
+    bits: Literal[32, 16, 8, 4] = 8
+    """precision of the values in messages"""
+    budget: BudgetRule = BudgetRule.GLOBAL
+    """how kept weights are spread over layers"""
+    schedule: Schedule = Schedule.CONSTANT
+    """how the density of messages falls to its target"""
+    start_density: float = 0.5
+    """density of messages when a falling schedule begins"""
+    schedule_end: float = 0.5
+    """part of the rounds after which the schedule has reached its target"""
+    warmup: int = 0
+    """first rounds with dense messages and no selection"""
+    server: Optimizer = Optimizer.SGD
+    """the server's optimizer on the aggregate"""
+    server_rate: float = 1.0
+    """the server's learning rate"""
+    memory: float = 0.0
+    """how much of what a broadcast left out stays at the server for the next round"""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work while a person can still mend it."""
+        selection.kept_count(self.density, 10**9)
+        at_least(1, steps=self.steps, **({} if self.batch == "all" else {"batch": self.batch}))
+        at_least(0, warmup=self.warmup, memory=self.memory)
+        above_zero(rate=self.rate, final_rate=self.final_rate, clip=self.clip, server_rate=self.server_rate)
+        fraction(start_density=self.start_density, schedule_end=self.schedule_end, final_rate=self.final_rate)
+        if self.bits not in PRECISIONS:
+            raise ValueError(f"bits must be one of {', '.join(map(str, PRECISIONS))}, the precisions of a message; got {self.bits}")
+
+    # What the round needs to know
+
+    @property
+    def exchanges(self) -> int:
+        """Exchanges a round: one, unless gradients are exchanged."""
+        return 1
+
+    @property
+    def local_steps(self) -> int:
+        """Local steps per exchange."""
+        return self.steps
+
+    @property
+    def batch_rows(self) -> int | None:
+        """Rows a step; None is all of them."""
+        return None if self.batch == "all" else self.batch
+
+    @property
+    def needs_smoothness(self) -> bool:
+        """Only the capped step asks for L."""
+        return self.step_rule is StepRule.CAPPED
+
+    # Schedules
+
+    def decay(self, clock: Clock) -> float:
+        """The cosine factor of every learning rate."""
+        return optimizers.cosine(clock.round / clock.rounds, self.final_rate)
+
+    def message_density(self, clock: Clock) -> float:
+        """The density of this round's messages: 1 while warming up, then the schedule's."""
+        if clock.round < self.warmup:
+            return 1.0
+        length = max(self.schedule_end * (clock.rounds - self.warmup), 1)
+        start = max(self.start_density, self.density)
+        return selection.scheduled_density(self.density, start, (clock.round - self.warmup) / length, self.schedule)
+
+    def message_budget(self, layout: Layout, clock: Clock) -> Budget:
+        """How many weights each layer may send this round."""
+        return self._budget(layout, self.message_density(clock))
+
+    def final_budget(self, layout: Layout) -> Budget:
+        """How many weights each layer of the finished model has."""
+        return self._budget(layout, self.density)
+
+    def _budget(self, layout: Layout, density: float) -> Budget:
+        return selection.budget(list(layout.layers.values()), selection.kept_count(density, layout.size), self.budget)
+
+    # One step and one message
+
+    def descend(
+        self, objective: Objective, theta: Float[Tensor, "k p"], batch: Batch, clock: Clock
+    ) -> tuple[Float[Tensor, "k p"], Float[Tensor, "k 1"]]:
+        """The clipped gradient of the batch loss at theta, and each client's step size along it."""
+        loss, gradient = objective.gradient(theta, batch)
+        gradient = optimizers.clipped(gradient, self.clip)
+        return gradient, optimizers.step_size(self.step_rule, self.rate * self.decay(clock), loss, gradient, batch.smoothness)
+
+    def pack(self, vector: Float[Tensor, "*k p"], chosen: Bool[Tensor, "*k p"], parts: Budget, draw: Draw) -> Packet:
+        """The chosen entries of a vector as a message."""
+        return sparse_packet(selection.positions(chosen, selection.total_kept(parts)), {"theta": vector}, self.bits, draw)
+
+    def pack_dense(self, vector: Float[Tensor, "*k p"], draw: Draw) -> Packet:
+        """All of a vector as a message."""
+        return dense_packet({"theta": vector}, self.bits, draw)
+
+    def mean_of(self, replies: list[Reply], field: str, like: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
+        """The cohort's weighted mean of a field, zeros where a packet is silent."""
+        vectors = torch.stack([reply.packet.dense(field, like.dtype) for reply in replies])
+        return combine(vectors, examples(replies, like), self.weights)
+
+
+def examples(replies: list[Reply], like: Tensor) -> Float[Tensor, " k"]:
+    """n_k of those who replied."""
+    return torch.tensor([reply.examples for reply in replies], dtype=like.dtype, device=like.device)
+
+
+def exactly(kept: Budget, theta: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
+    """The final projection: the largest weights of the budget, zeros elsewhere (decision C5)."""
+    return torch.where(selection.top(theta.abs(), kept), theta, torch.zeros_like(theta))
+
+
+def server_step(
+    method: Method, moments: Moments, sent: Float[Tensor, " p"], mean: Float[Tensor, " p"]
+) -> tuple[Float[Tensor, " p"], Moments]:
+    """The server's move from what it sent towards the cohort's mean: sent - mean is its pseudo-gradient."""
+    move, moments = optimizers.step(method.server, moments, sent - mean, method.server_rate)
+    return sent + move, moments
+
+
+def at_least(least: float, **fields: float) -> None:
+    """Refuse values below `least`."""
+    for name, value in fields.items():
+        if not value >= least:
+            raise ValueError(f"{_flag(name)} must be at least {least}; got {value}")
+
+
+def above_zero(**fields: float) -> None:
+    """Refuse values that are not above 0."""
+    for name, value in fields.items():
+        if not value > 0:
+            raise ValueError(f"{_flag(name)} must be above 0; got {value}")
+
+
+def fraction(**fields: float) -> None:
+    """Refuse values outside [0, 1]."""
+    for name, value in fields.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"{_flag(name)} is a fraction and must lie between 0 and 1; got {value}")
+
+
+def _flag(name: str) -> str:
+    return "algorithm." + name.replace("_", "-")

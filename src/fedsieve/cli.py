@@ -1,0 +1,102 @@
+"""The command line: a thin skin. Nothing here imports torch until a command needs it."""
+
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+from cyclopts import App, CycloptsError
+from cyclopts.config import Toml
+from rich.console import Console
+
+from fedsieve import __version__
+
+ABOUT = """Federated learning that keeps only the weights that matter.
+
+Name the density, the fraction of weights that may be non-zero; the model handed back has exactly that many.
+
+Begin with `fedsieve train`, which needs no option at all, then `fedsieve train --help`.
+"""
+COMMANDS = {
+    "train": "Train one model with one method; writes a run folder.",
+    "compare": "Train several methods on the same data and seeds; one table.",
+}
+DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+class UsageError(ValueError):
+    """What the user typed cannot be done; the message is all they will see."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse, run, and turn every foreseen failure into one line and an exit code."""
+    words = sys.argv[1:] if argv is None else argv
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        result = build(words)(words or ["--help"], exit_on_error=False, print_error=False)
+    except KeyboardInterrupt:
+        errors.print("interrupted; what was finished is kept")
+        return INTERRUPTED
+    except CycloptsError as problem:
+        errors.print(f"fedsieve: {problem}", markup=False)
+        return USAGE
+    except ValueError as problem:
+        errors.print(f"fedsieve: {problem}", markup=False)
+        return USAGE
+    except RuntimeError as problem:
+        if not _foreseen(problem):
+            raise
+        errors.print(f"fedsieve: {problem}", markup=False)
+        return FAILED
+    return result if isinstance(result, int) else DONE
+
+
+def _foreseen(problem: RuntimeError) -> bool:
+    return type(problem).__module__.startswith("fedsieve.")
+
+
+def build(words: list[str]) -> App:
+    """The application, with the options of the method that `words` name."""
+    app = App(name="fedsieve", help=ABOUT, version=__version__, help_format="markdown", suppress_keyboard_interrupt=False)
+    asked = next((word for word in words if not word.startswith("-")), None)
+    for name, text in COMMANDS.items():
+        app.command(_command(name, words) if name == asked else _later, name=name, help=text)
+    if asked in COMMANDS and (path := peek(words, "--config")) is not None:
+        read_toml(path)
+        app[asked].config = (Toml(path, must_exist=True, use_commands_as_keys=False),)
+    return app
+
+
+def _later() -> None:
+    """Stands for a command that was not asked for."""
+
+
+def _command(name: str, words: list[str]) -> Callable[..., int]:
+    from fedsieve import commands
+
+    if name == "compare":
+        return commands.compare_command()
+    config = peek(words, "--config")
+    named = peek(words, "--method") or (read_toml(config).get("method") if config else None)
+    return commands.train_command(named)
+
+
+def peek(words: list[str], flag: str) -> str | None:
+    """The value of a flag, before parsing: the last one given."""
+    found = None
+    for i, word in enumerate(words):
+        if word == flag and i + 1 < len(words):
+            found = words[i + 1]
+        elif word.startswith(flag + "="):
+            found = word.removeprefix(flag + "=")
+    return found
+
+
+def read_toml(path: str) -> dict:
+    """The settings file, or one line about what is wrong with it."""
+    try:
+        return tomllib.loads(Path(path).read_text())
+    except OSError as problem:
+        raise UsageError(f"--config {path} cannot be read: {problem.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        raise UsageError(f"--config {path} is not TOML: {problem}") from None

@@ -1,0 +1,240 @@
+"""What `fedsieve train` and `fedsieve compare` do."""
+
+import json as json_text
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from cyclopts import Parameter
+from rich.console import Console
+from rich.table import Table
+from safetensors.torch import save
+
+from fedsieve import comparison
+from fedsieve.algorithms import METHODS, algorithm_class
+from fedsieve.algorithms.method import Method
+from fedsieve.data.synthetic import Synthetic
+from fedsieve.experiments import store
+from fedsieve.experiments.run import TASKS, Engine, Federation, Precision, Problem, Run, execute, summary
+from fedsieve.options import section, typed
+from fedsieve.show import Rounds, amount, number, size
+
+DEFAULT_METHOD = "flops-pa"
+Task = Literal["lr", "lg", "mc"]
+MethodName = Literal[tuple(METHODS)]
+
+
+def train_command(named: str | None) -> Callable[..., int]:
+    """`fedsieve train` with the options of the named method."""
+    cls = algorithm_class(named if named in METHODS else DEFAULT_METHOD)
+    options = section(cls, "AlgorithmOptions")
+
+    def train(
+        *,
+        task: Task = "lr",
+        method: MethodName = DEFAULT_METHOD,
+        density: float = 0.05,
+        rounds: int | None = None,
+        seed: int = 0,
+        engine: Engine = Engine.BATCHED,
+        precision: Precision = Precision.SINGLE,
+        device: str = "cpu",
+        threads: int = 1,
+        config: Path | None = None,
+        out: Path | None = None,
+        quiet: Annotated[bool, Parameter(negative="")] = False,
+        json: Annotated[bool, Parameter(negative="")] = False,
+        data: Synthetic = Synthetic(),  # noqa: B008
+        federation: Federation = Federation(),  # noqa: B008
+        algorithm=options(),  # noqa: ANN001, B008
+    ) -> int:
+        """Train one model with one method; writes a run folder.
+
+        Parameters
+        ----------
+        task
+            lr: sparse regression, lg: two classes, mc: many classes
+        method
+            who learns; --algorithm.* are the options of this method
+        density
+            fraction of weights that may be non-zero
+        rounds
+            rounds of training (default: 50 for gradient methods, 100 for the others)
+        seed
+            every random number follows from it
+        engine
+            batched is fast, loop is the readable reference
+        precision
+            double makes both engines give the same bits
+        device
+            where tensors live
+        threads
+            threads for tensor arithmetic; results repeat bit for bit for one number of threads
+        config
+            a TOML file with any of these settings; flags win over it
+        out
+            folder of the run (default: runs/<id>)
+        quiet
+            no progress and no table
+        json
+            the result as one JSON object on the last line
+        """
+        run = Run(
+            task=task,
+            method=method,
+            density=density,
+            rounds=rounds,
+            seed=seed,
+            engine=engine,
+            precision=precision,
+            device=device,
+            threads=threads,
+            data=data,
+            federation=federation,
+            algorithm=cls(**typed(algorithm)),
+        )
+        folder = store.claim(out or Path("runs") / run.id, chosen=out is not None)
+        result = train_run(run, Problem(run), folder, quiet=quiet)
+        if json:
+            print(json_text.dumps(result))
+        elif not quiet:
+            show_result(run, result, folder)
+        return 0
+
+    train.__annotations__["algorithm"] = options
+    return train
+
+
+def train_run(run: Run, problem: Problem, folder: Path, *, quiet: bool) -> dict[str, Any]:
+    """Execute a run and leave everything in its folder, also when it breaks off."""
+    store.replace(folder / store.CONFIG, store.toml(run.config).encode())
+    if getattr(run.algorithm, "starts_closed", bool)() and not quiet:
+        print(
+            f"note: algorithm.initial-logit-density {run.algorithm.initial_logit_density:g} starts every test-time gate at 0; "
+            f"from about 0.17 they start open",
+            file=sys.stderr,
+        )
+    rows, supports, histograms = [], [], []
+    try:
+        with (folder / store.METRICS).open("w") as file, Rounds(run.rounds, run.method, quiet=quiet) as bar:
+            for step in execute(run, problem):
+                rows.append(step.row)
+                supports.append(step.theta.nonzero()[:, 0].numpy(force=True).astype(np.int32))
+                histograms += [] if step.histogram is None else [step.histogram]
+                store.append(file, step.row)
+                bar.advance(TASKS[run.task][2], step.row)
+    finally:
+        if rows:
+            trace = {"gate_histogram": np.stack(histograms), "gate_edges": np.linspace(0, 1, 21)} if histograms else {}
+            store.write_trace(folder, supports=np.stack(supports), **trace)
+    kept = step.theta.nonzero()[:, 0]
+    shape = {name: json_text.dumps(shape) for name, (_, shape) in run.objective.layout.layers.items()}
+    tensors = {"index": kept.int(), "value": step.theta[kept].float()}
+    store.replace(folder / store.MODEL, save(tensors, {"size": str(step.theta.numel()), **shape}))
+    result = {**summary(run, problem, rows, step.theta), "run": str(folder)}
+    store.replace(folder / store.RESULT, json_text.dumps(result, indent=1).encode())
+    return result
+
+
+def show_result(run: Run, result: dict[str, Any], folder: Path) -> None:
+    """The table a newcomer reads."""
+    table = Table(title=f"{run.method} on {run.task}, {result['rounds']} rounds", show_header=False, title_justify="left")
+    kept, total = result["nonzero"], result["size"]
+    found = round(result["tdr"] * kept)
+    sent = result["bytes_up"] + result["bytes_down"]
+    table.add_row("weights kept", f"exactly {kept} of {total}")
+    table.add_row(
+        "of these right",
+        f"{'all ' if found == kept else ''}{found} (of {round(found / max(result['recall'], 1e-9))} true ones)" if found else "none",
+    )
+    table.add_row(f"test {result['metric']}", f"{number(result['value'])} (best possible {number(result['best_possible'])})")
+    if result["expected_density"] is not None:
+        table.add_row("expected density", f"{number(result['expected_density'])} before the final cut")
+    table.add_row("bytes sent", f"{size(sent)} instead of {size(result['bytes_dense'])} dense")
+    table.add_row("  up, down", f"{size(result['bytes_up'])}, {size(result['bytes_down'])}")
+    table.add_row("time", f"{amount(result['seconds'])} s")
+    table.add_row("run folder", str(folder))
+    Console(highlight=False).print(table)
+
+
+def compare_command() -> Callable[..., int]:
+    """`fedsieve compare` with the options all methods share."""
+    options = section(Method, "SharedOptions", optional=True)
+
+    def compare(
+        *,
+        task: Task = "lr",
+        methods: str = "flops-pa,fed-iter-ht,fed-avg",
+        seeds: str = "0,1,2",
+        density: float = 0.05,
+        rounds: int | None = None,
+        engine: Engine = Engine.BATCHED,
+        precision: Precision = Precision.SINGLE,
+        device: str = "cpu",
+        threads: int = 1,
+        config: Path | None = None,
+        out: Path | None = None,
+        quiet: Annotated[bool, Parameter(negative="")] = False,
+        json: Annotated[bool, Parameter(negative="")] = False,
+        data: Synthetic = Synthetic(),  # noqa: B008
+        federation: Federation = Federation(),  # noqa: B008
+        algorithm=options(),  # noqa: ANN001, B008
+    ) -> int:
+        """Train several methods on the same data and seeds: mean +- sd, paired differences, at equal rounds and at equal bytes.
+
+        Parameters
+        ----------
+        task
+            lr: sparse regression, lg: two classes, mc: many classes
+        methods
+            names, separated by commas; the first is what the others are compared with
+        seeds
+            whole numbers, separated by commas
+        density
+            fraction of weights that may be non-zero
+        rounds
+            rounds for every method (default: each method's own)
+        engine
+            batched is fast, loop is the readable reference
+        precision
+            double makes both engines give the same bits
+        device
+            where tensors live
+        threads
+            threads for tensor arithmetic
+        config
+            a TOML file with any of these settings; flags win over it
+        out
+            folder of the comparison (default: runs/compare-<id>)
+        quiet
+            no progress and no table
+        json
+            the result as one JSON object on the last line
+        """
+        names, numbers = comparison.parse(methods, seeds)
+        common = {"task": task, "density": density, "rounds": rounds, "engine": engine, "precision": precision}
+        common |= {"device": device, "threads": threads, "data": data, "federation": federation}
+        shared = typed(algorithm, optional=True)
+        runs = [[Run(**common, method=name, seed=s, algorithm=algorithm_class(name)(**shared)) for name in names] for s in numbers]
+        folder = store.claim(out or Path("runs") / comparison.identity(runs), chosen=out is not None)
+        histories: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in names}
+        for per_seed in runs:
+            problem = Problem(per_seed[0])
+            for run in per_seed:
+                inner = folder / f"{run.method}-seed{run.seed}"
+                inner.mkdir()
+                train_run(run, problem.for_run(run), inner, quiet=quiet)
+                histories[run.method].append(store.read_metrics(inner))
+        result = comparison.compare(histories, TASKS[task][2], numbers)
+        result = {"run": str(folder), "task": task, **result}
+        store.replace(folder / store.RESULT, json_text.dumps(result, indent=1).encode())
+        if json:
+            print(json_text.dumps(result))
+        elif not quiet:
+            comparison.show(result)
+        return 0
+
+    compare.__annotations__["algorithm"] = options
+    return compare

@@ -1,0 +1,70 @@
+"""The L0 density constraint, sum_j P(z_j != 0) <= rho |theta|, and its multiplier."""
+
+from enum import StrEnum
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fedsieve.core.gates import LOG_ALPHA_LIMIT, HardConcrete, active_probability
+
+
+class Form(StrEnum):
+    """How the constraint enters the Lagrangian."""
+
+    COUNT = "count"
+    """lambda sum_j P_j: the pull on one gate does not fade with |theta| (decision B1)"""
+    PAPER = "paper"
+    """lambda / |theta| sum_j P_j (L74, L109): with eta_lambda ~ 1/|theta| it is inert"""
+
+
+class Dual(StrEnum):
+    """How the multiplier is found."""
+
+    ASCENT = "ascent"
+    """gradient ascent with restart (L138)"""
+    EXACT = "exact"
+    """the shift of log_alpha that makes the constraint tight, by bisection (decision B4)"""
+    OFF = "off"
+    """lambda stays 0"""
+
+
+def gap(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], density: float) -> Float[Tensor, "*k"]:
+    """The violation L_con = mean_j P(z_j != 0) - rho."""
+    return active_probability(shape, log_alpha).mean(-1) - density
+
+
+def slope(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], multiplier: Float[Tensor, "*#k"], form: Form) -> Float[Tensor, "*k n"]:
+    """lambda grad_phi L_con: lambda P (1 - P), over |theta| in the paper's form. Added in descent (L138; L136's sign is a slip, A1)."""
+    p = active_probability(shape, log_alpha)
+    scale = multiplier[..., None] / (1 if form is Form.COUNT else log_alpha.shape[-1])
+    return scale * p * (1 - p)
+
+
+def ascend(multiplier: Float[Tensor, "*k"], violation: Float[Tensor, "*k"], rate: float) -> Float[Tensor, "*k"]:
+    """One dual step: lambda + eta_lambda * gap, restarted at 0 once the constraint holds (L138, decision B2)."""
+    return torch.where(violation > 0, multiplier + rate * violation, torch.zeros_like(multiplier))
+
+
+def exact_shift(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], density: float, halvings: int = 50) -> Float[Tensor, "*k"]:
+    """The tau <= 0 for which mean_j P(z_j != 0 | clamp(log_alpha + tau)) = rho, by bisection; 0 where the constraint holds (B4).
+
+    sum_j P is monotone in a common shift, so this is the multiplier of the constraint solved rather than ascended to.
+    """
+    low = torch.full_like(log_alpha[..., 0], -2 * LOG_ALPHA_LIMIT)
+    high = torch.zeros_like(low)
+    for _ in range(halvings):
+        middle = (low + high) / 2
+        above = gap(shape, shifted(log_alpha, middle), density) > 0
+        low, high = torch.where(above, low, middle), torch.where(above, middle, high)
+    return torch.where(gap(shape, log_alpha, density) > 0, low, torch.zeros_like(low))
+
+
+def shifted(log_alpha: Float[Tensor, "*k n"], shift: Float[Tensor, "*k"]) -> Float[Tensor, "*k n"]:
+    """log_alpha moved by a common shift, inside its limits."""
+    return (log_alpha + shift[..., None]).clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
+
+
+def least_density(shape: HardConcrete) -> float:
+    """The smallest mean P(z != 0) the clamp on log_alpha can reach (decision A7)."""
+    return float(torch.sigmoid(torch.tensor(-LOG_ALPHA_LIMIT + shape.offset, dtype=torch.float64)))

@@ -1,0 +1,111 @@
+"""Hard concrete gates (Louizos et al. 2018; L118-128): noise and log_alpha in, gates in [0, 1] out, all in closed form.
+
+    s = sigmoid((logit u + log_alpha) / beta'),   z = clip(s (zeta - gamma) + gamma, 0, 1)
+
+No gradient runs through here by autograd: `sample` hands back dz/dphi beside z.
+"""
+
+from enum import StrEnum
+from math import log
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+LOG_ALPHA_LIMIT = 12.0
+"""log_alpha lives in +-12 (decision A7): the usual +-log 100 would keep P(z != 0) above .046."""
+NOISE_MARGIN = 1e-6
+GATE_MARGIN = 1e-6
+"""A gate sent by the paper's inverse is kept this far from 0 and 1, where its log_alpha is infinite (decision E1)."""
+
+
+class GateAtTest(StrEnum):
+    """The gate used when the model is used: L128 says "without noise and smoothing"."""
+
+    MEDIAN = "median"
+    """noise u = 1/2, temperature kept: zero exactly where P(z != 0) is small, so it agrees with the constraint (decision A5)."""
+    PLAIN = "plain"
+    """temperature dropped too"""
+
+
+class HardConcrete(NamedTuple):
+    """The shape of the distribution: beta', gamma and zeta of the paper."""
+
+    temperature: float = 0.66
+    low: float = -0.1
+    high: float = 1.1
+
+    @property
+    def offset(self) -> float:
+        """-beta' log(-gamma / zeta): what separates P(z != 0) from sigmoid(log_alpha)."""
+        return -self.temperature * log(-self.low / self.high)
+
+
+class Gates(NamedTuple):
+    """Sampled gates z and their derivative dz/dphi."""
+
+    value: Tensor
+    slope: Tensor
+
+
+def stretch(shape: HardConcrete, s: Float[Tensor, "*k n"]) -> Float[Tensor, "*k n"]:
+    """Stretch (0, 1) to (gamma, zeta) and clip to [0, 1]."""
+    return torch.clamp(s * (shape.high - shape.low) + shape.low, 0.0, 1.0)
+
+
+def sample(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], noise: Float[Tensor, "*k n"]) -> Gates:
+    """Gates for uniform noise u, with dz/dphi = (zeta - gamma)/beta' s (1 - s) where 0 < z < 1, else 0 (L118-122, decision A3)."""
+    u = noise.clamp(NOISE_MARGIN, 1 - NOISE_MARGIN)
+    return _gates(shape, (torch.logit(u) + log_alpha) / shape.temperature)
+
+
+def deterministic(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"]) -> Gates:
+    """The gates at the noise's median, u = 1/2, with their derivative."""
+    return _gates(shape, log_alpha / shape.temperature)
+
+
+def _gates(shape: HardConcrete, logits: Float[Tensor, "*k n"]) -> Gates:
+    s = torch.sigmoid(logits)
+    value = stretch(shape, s)
+    inside = (value > 0) & (value < 1)
+    slope = torch.where(inside, (shape.high - shape.low) / shape.temperature * s * (1 - s), torch.zeros_like(s))
+    return Gates(value, slope)
+
+
+def at_test_time(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], kind: GateAtTest = GateAtTest.MEDIAN) -> Float[Tensor, "*k n"]:
+    """The gate of the finished model (L128, decision A5)."""
+    temperature = shape.temperature if kind is GateAtTest.MEDIAN else 1.0
+    return stretch(shape, torch.sigmoid(log_alpha / temperature))
+
+
+def active_probability(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"]) -> Float[Tensor, "*k n"]:
+    """P(z != 0) = sigmoid(log_alpha - beta' log(-gamma/zeta)) (L126; the paper writes E[z], decision A2)."""
+    return torch.sigmoid(log_alpha + shape.offset)
+
+
+def expected(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], points: int = 16) -> Float[Tensor, "*k n"]:
+    """E[z] by the midpoint rule over the noise."""
+    nodes = (torch.arange(points, dtype=log_alpha.dtype, device=log_alpha.device) + 0.5) / points
+    return torch.stack([sample(shape, log_alpha, u.expand_as(log_alpha)).value for u in nodes]).mean(0)
+
+
+def exact_inverse(shape: HardConcrete, gate: Float[Tensor, "*k n"]) -> Float[Tensor, "*k n"]:
+    """log_alpha whose median gate is z: beta' logit((z - gamma)/(zeta - gamma)). z in [0, 1] bounds it to +-1.58 (decision E2)."""
+    return shape.temperature * torch.logit((gate - shape.low) / (shape.high - shape.low))
+
+
+def paper_inverse(shape: HardConcrete, gate: Float[Tensor, "*k n"]) -> Float[Tensor, "*k n"]:
+    """log_alpha = beta' log(z / (1 - z)) (L171), with z kept off 0 and 1, where it is infinite (decision E1)."""
+    return shape.temperature * torch.logit(gate.clamp(GATE_MARGIN, 1 - GATE_MARGIN))
+
+
+def initial(noise: Float[Tensor, "*k n"], logit_density: float, spread: float = 0.1) -> Float[Tensor, "*k n"]:
+    """log_alpha ~ N(logit rho_init, 0.1^2) (L140, L607). rho_init is not the open probability it starts with (decision A6)."""
+    return log(logit_density / (1 - logit_density)) + spread * torch.special.ndtri(noise)
+
+
+def entropy_slope(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"]) -> Float[Tensor, "*k n"]:
+    """d/dphi of the entropy of an open/closed gate with P = active_probability: -(log_alpha + offset) P (1 - P) (decision A12)."""
+    p = active_probability(shape, log_alpha)
+    return -(log_alpha + shape.offset) * p * (1 - p)

@@ -1,0 +1,90 @@
+"""Steps as pure functions of a state: SGD, momentum, Adam; cosine decay; clipping; and three rules for a client's step size."""
+
+from enum import StrEnum
+from math import cos, inf, pi
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+class Optimizer(StrEnum):
+    """How the server turns an aggregated gradient (or pseudo-gradient) into a step."""
+
+    SGD = "sgd"
+    MOMENTUM = "momentum"
+    ADAM = "adam"
+
+
+class Moments(NamedTuple):
+    """What momentum and Adam remember."""
+
+    first: Tensor
+    second: Tensor
+    count: Tensor
+
+
+class StepRule(StrEnum):
+    """A client's step size, given the method's `rate` and the gradient g of its batch loss."""
+
+    CONSTANT = "constant"
+    """rate"""
+    CAPPED = "capped"
+    """min(rate, 1/L), L the client's own smoothness (linear models)"""
+    POLYAK = "polyak"
+    """rate * loss / |g|^2: no scale of data or model enters"""
+
+
+def no_moments(like: Float[Tensor, " n"]) -> Moments:
+    """The state before the first step."""
+    return Moments(torch.zeros_like(like), torch.zeros_like(like), torch.zeros_like(like[0]))
+
+
+def step(
+    kind: Optimizer,
+    moments: Moments,
+    gradient: Float[Tensor, " n"],
+    rate: float,
+    *,
+    momentum: float = 0.9,
+    square: float = 0.999,
+    epsilon: float = 1e-8,
+) -> tuple[Float[Tensor, " n"], Moments]:
+    """What to add to the parameters, and the new state."""
+    if kind is Optimizer.SGD:
+        return -rate * gradient, moments
+    if kind is Optimizer.MOMENTUM:
+        first = momentum * moments.first + gradient
+        return -rate * first, moments._replace(first=first)
+    count = moments.count + 1
+    first = momentum * moments.first + (1 - momentum) * gradient
+    second = square * moments.second + (1 - square) * gradient * gradient
+    mean, spread = first / (1 - momentum**count), second / (1 - square**count)
+    return -rate * mean / (spread.sqrt() + epsilon), Moments(first, second, count)
+
+
+def cosine(progress: float, final: float) -> float:
+    """Falls from 1 to `final` as progress goes from 0 to 1, along half a cosine."""
+    return final + (1 - final) * (1 + cos(pi * min(progress, 1.0))) / 2
+
+
+def clipped(gradient: Float[Tensor, "*k n"], limit: float) -> Float[Tensor, "*k n"]:
+    """The gradient, shortened to norm `limit` where it is longer."""
+    if limit == inf:
+        return gradient
+    norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
+    return gradient * (limit / norm.clamp_min(torch.finfo(gradient.dtype).tiny)).clamp_max(1.0)
+
+
+def step_size(
+    rule: StepRule, rate: float, loss: Float[Tensor, "*k"], gradient: Float[Tensor, "*k n"], smoothness: Float[Tensor, "*k"] | None
+) -> Float[Tensor, "*k 1"]:
+    """The step of each client of a stack under the rule."""
+    if rule is StepRule.POLYAK:
+        square = (gradient * gradient).sum(-1, keepdim=True)
+        return rate * loss[..., None] / square.clamp_min(torch.finfo(gradient.dtype).tiny)
+    if rule is StepRule.CAPPED:
+        assert smoothness is not None, "the engine gives smoothness to methods that cap their step"
+        return torch.clamp_max(1 / smoothness[..., None], rate)
+    return torch.full_like(loss[..., None], rate)

@@ -1,0 +1,139 @@
+"""Lossy packing: what a message keeps of a vector. Choosing entries and rounding values change the result, so they are algorithm."""
+
+from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from fedsieve.core.streams import Draw
+
+
+class Coding(IntEnum):
+    """How the values of one field are held."""
+
+    FLOAT32 = 0
+    FLOAT16 = 1
+    LEVELS8 = 2
+    """code * scale, code in -127..127"""
+    LEVELS4 = 3
+    """code * scale, code in -7..7"""
+    HALVES8 = 4
+    """(code + 1/2) * scale, code in -128..127: no level is zero"""
+    HALVES4 = 5
+    """(code + 1/2) * scale, code in -8..7"""
+    UNIT8 = 6
+    """code / 255, code in 0..255: a gate"""
+
+
+SCALED = {Coding.LEVELS8, Coding.LEVELS4, Coding.HALVES8, Coding.HALVES4}
+HALVED = {Coding.HALVES8, Coding.HALVES4}
+LEVELS = {8: Coding.LEVELS8, 4: Coding.LEVELS4}
+HALVES = {8: Coding.HALVES8, 4: Coding.HALVES4}
+PRECISIONS = (32, 16, 8, 4)
+"""Bits a value may have in a message: 32 and 16 are floats, 8 and 4 are levels of one scale per packet."""
+
+
+class Values(NamedTuple):
+    """A field of a packet as the receiver will decode it."""
+
+    codes: Tensor
+    """(*k, m): float32, float16, int8 or uint8"""
+    scale: Tensor | None
+    """(*k,) float32: the width of a level"""
+    coding: Coding
+
+    def decode(self, dtype: torch.dtype) -> Tensor:
+        """The numbers the receiver sees."""
+        if self.coding is Coding.UNIT8:
+            return self.codes.to(dtype) / 255
+        if self.scale is None:
+            return self.codes.to(dtype)
+        return (self.codes.to(dtype) + 0.5 * (self.coding in HALVED)) * self.scale[..., None].to(dtype)
+
+
+class Packet(NamedTuple):
+    """A message about a vector of `size` coordinates, or a stack of them: fields at the support (everywhere when None), and scalars."""
+
+    size: int
+    support: Int64[Tensor, "*k m"] | None
+    fields: dict[str, Values]
+    scalars: dict[str, Float[Tensor, "*k"]]
+    seed: int | None = None
+    """only the first downlink has one: every party draws the same start from it (decision E7)"""
+
+    def dense(self, field: str, dtype: torch.dtype, rest: Tensor | float = 0.0) -> Tensor:
+        """The field as a full vector, `rest` where the packet is silent."""
+        values = self.fields[field].decode(dtype)
+        if self.support is None:
+            return values
+        background = torch.as_tensor(rest, dtype=dtype, device=values.device)[..., None].expand(*values.shape[:-1], self.size)
+        return background.scatter(-1, self.support, values)
+
+    def scalar(self, name: str, dtype: torch.dtype) -> Tensor:
+        """A scalar in working precision."""
+        return self.scalars[name].to(dtype)
+
+    def at(self, i: int) -> "Packet":
+        """The i-th packet of a stack."""
+        return Packet(
+            self.size,
+            None if self.support is None else self.support[i],
+            {name: Values(v.codes[i], None if v.scale is None else v.scale[i], v.coding) for name, v in self.fields.items()},
+            {name: s[i] for name, s in self.scalars.items()},
+        )
+
+    def finite(self) -> Bool[Tensor, "*k"]:
+        """Whether every number in each packet is one."""
+        parts = [v.codes.isfinite().all(-1) if v.scale is None else v.scale.isfinite() for v in self.fields.values()]
+        return torch.stack([*parts, *(s.isfinite() for s in self.scalars.values())]).all(0)
+
+    @property
+    def formula_bytes(self) -> int:
+        """The paper's cost: four bytes a value, nothing for positions (L303)."""
+        return 4 * sum(v.codes.numel() for v in self.fields.values())
+
+
+def opening(seed: int, size: int) -> Packet:
+    """The first downlink: a seed from which every party draws the same start (decision E7)."""
+    return Packet(size, None, {}, {}, seed)
+
+
+def round_values(values: Float[Tensor, "*k m"], bits: int, draw: Draw, purpose: str, *, zero_free: bool) -> Values:
+    """Round to the message's precision: floats to nearest, levels stochastically so that the mean is unbiased.
+
+    Levels of a sparse message avoid zero (a kept weight is never sent as none); those of a dense message have an exact zero.
+    """
+    if bits == 32:
+        return Values(values.to(torch.float32), None, Coding.FLOAT32)
+    if bits == 16:
+        return Values(values.clamp(-65504, 65504).to(torch.float16), None, Coding.FLOAT16)
+    highest = 2 ** (bits - 1) - 1
+    half = 0.5 if zero_free else 0.0
+    # The float32 scale is a hair wide, so that the largest value stays inside the levels.
+    scale = (values.abs().amax(-1) / (highest + half) * (1 + 1e-6)).to(torch.float32).clamp_min(torch.finfo(torch.float32).tiny)
+    levels = torch.floor(values / scale[..., None].to(values.dtype) - half + draw(f"round {purpose}", values.shape[-1]))
+    lowest = -highest - 1 if zero_free else -highest
+    return Values(levels.clamp(lowest, highest).to(torch.int8), scale, (HALVES if zero_free else LEVELS)[bits])
+
+
+def round_gates(gates: Float[Tensor, "*k m"], bits: int, draw: Draw, purpose: str) -> Values:
+    """Gates in [0, 1]: whole 255ths at 8 bits or fewer, floats otherwise."""
+    if bits > 8:
+        return round_values(gates, bits, draw, purpose, zero_free=False)
+    codes = torch.floor(gates * 255 + draw(f"round {purpose}", gates.shape[-1])).clamp(0, 255)
+    return Values(codes.to(torch.uint8), None, Coding.UNIT8)
+
+
+def dense_packet(fields: dict[str, Float[Tensor, "*k n"]], bits: int, draw: Draw) -> Packet:
+    """All coordinates of each field."""
+    size = next(iter(fields.values())).shape[-1]
+    return Packet(size, None, {name: round_values(v, bits, draw, name, zero_free=False) for name, v in fields.items()}, {})
+
+
+def sparse_packet(support: Int64[Tensor, "*k m"], fields: dict[str, Float[Tensor, "*k n"]], bits: int, draw: Draw) -> Packet:
+    """Each field at the support only; a support that is everything needs no positions."""
+    size = next(iter(fields.values())).shape[-1]
+    rounded = {name: round_values(v.gather(-1, support), bits, draw, name, zero_free=True) for name, v in fields.items()}
+    return Packet(size, None if support.shape[-1] == size else support, rounded, {})

@@ -1,0 +1,146 @@
+"""Which weights are kept: the exact count m, top-m with deterministic ties, per-layer budgets, log_alpha scaling, schedules."""
+
+from enum import StrEnum
+from fractions import Fraction
+from math import prod
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from fedsieve.core.gates import LOG_ALPHA_LIMIT
+
+Budget = tuple[tuple[slice, int], ...]
+"""(where, how many kept), parts that cover the parameter vector."""
+
+
+class BudgetRule(StrEnum):
+    """How m is spread over layers (decision C3)."""
+
+    GLOBAL = "global"
+    LAYER = "layer"
+    """every layer the same density"""
+    ERK = "erk"
+    """Erdos-Renyi-kernel: small layers denser (Evci et al. 2020)"""
+
+
+class Scaling(StrEnum):
+    """How log_alpha is pushed apart at the top m and elsewhere (L155-157, decision C1)."""
+
+    ADDITIVE = "additive"
+    """+r and -r"""
+    SIGN_AWARE = "sign-aware"
+    """+r |log_alpha| and -r |log_alpha|"""
+    LITERAL = "literal"
+    """(1 + r) log_alpha and (1 - r) log_alpha, the paper's formula"""
+    OFF = "off"
+
+
+class Schedule(StrEnum):
+    """How the density of messages falls to its target."""
+
+    CONSTANT = "constant"
+    CUBIC = "cubic"
+
+
+def exact_floor(fraction: float, total: int) -> int:
+    """floor(fraction * total) for the decimal number the user wrote: 0.29 of 100 is 29, not 28 (decision C4)."""
+    return int(Fraction(str(fraction)) * total)
+
+
+def kept_count(density: float, size: int) -> int:
+    """m = floor(rho |theta|), exactly; a density outside (0, 1] or one that keeps nothing is refused."""
+    if not 0 < density <= 1:
+        raise ValueError(f"density must be above 0 and at most 1, because it is the fraction of weights kept; got {density:g}")
+    kept = exact_floor(density, size)
+    if kept == 0:
+        raise ValueError(f"density {density:g} of {size} parameters keeps none; use at least {1 / size:.2g}")
+    return kept
+
+
+def budget(sizes: list[tuple[slice, tuple[int, ...]]], kept: int, rule: BudgetRule) -> Budget:
+    """Spread `kept` over the layers: globally, in proportion, or by ERK; the parts add up to `kept` exactly."""
+    total = sum(_length(part) for part, _ in sizes)
+    if rule is BudgetRule.GLOBAL:
+        return ((slice(0, total), kept),)
+    lengths = [_length(part) for part, _ in sizes]
+    wanted = [kept * n / total for n in lengths] if rule is BudgetRule.LAYER else _erk([shape for _, shape in sizes], lengths, kept)
+    counts = _round_to_sum(wanted, lengths, kept)
+    return tuple((part, count) for (part, _), count in zip(sizes, counts, strict=True))
+
+
+def _length(part: slice) -> int:
+    return part.stop - part.start
+
+
+def _erk(shapes: list[tuple[int, ...]], lengths: list[int], kept: int) -> list[float]:
+    """Density of a layer in proportion to sum(shape)/prod(shape), full layers capped and their surplus shared again."""
+    raw = [sum(shape) / prod(shape) * n for shape, n in zip(shapes, lengths, strict=True)]
+    full: set[int] = set()
+    while True:
+        left = kept - sum(lengths[i] for i in full)
+        scale = left / sum(r for i, r in enumerate(raw) if i not in full) if len(full) < len(raw) else 0.0
+        over = {i for i, n in enumerate(lengths) if i not in full and scale * raw[i] > n}
+        if not over:
+            return [float(n) if i in full else scale * raw[i] for i, n in enumerate(lengths)]
+        full |= over
+
+
+def _round_to_sum(wanted: list[float], limits: list[int], total: int) -> list[int]:
+    """Whole numbers near `wanted`, each at least 1 where the total allows and at most its limit, that add up to `total`."""
+    least = 1 if total >= len(wanted) else 0
+    counts = [min(max(int(w), least), limit) for w, limit in zip(wanted, limits, strict=True)]
+    by_remainder = sorted(range(len(wanted)), key=lambda i: (int(wanted[i]) - wanted[i], i))
+    while (difference := total - sum(counts)) != 0:
+        step = 1 if difference > 0 else -1
+        for i in by_remainder if step > 0 else reversed(by_remainder):
+            if difference != 0 and least <= counts[i] + step <= limits[i]:
+                counts[i] += step
+                difference -= step
+    return counts
+
+
+def top(score: Float[Tensor, "*k n"], parts: Budget) -> Bool[Tensor, "*k n"]:
+    """The mask of the largest scores within each part of the budget; ties go to the lowest index (decision C3)."""
+    if len(parts) == 1:
+        return top_count(score, parts[0][1])
+    return torch.cat([top_count(score[..., part], kept) for part, kept in parts], dim=-1)
+
+
+def top_count(score: Float[Tensor, "*k n"], kept: int) -> Bool[Tensor, "*k n"]:
+    """The mask of exactly `kept` largest scores in each row, ties to the lowest index."""
+    if kept >= score.shape[-1]:
+        return torch.ones_like(score, dtype=torch.bool)
+    if kept == 0:
+        return torch.zeros_like(score, dtype=torch.bool)
+    score = score.nan_to_num(nan=torch.inf, posinf=torch.inf)  # a broken weight is chosen, so that whoever validates sees it
+    least = torch.topk(score, kept, dim=-1, sorted=True).values[..., -1:]
+    above, tied = score > least, score == least
+    room = kept - above.sum(-1, keepdim=True)
+    return above | (tied & (tied.cumsum(-1) <= room))
+
+
+def positions(mask: Bool[Tensor, "*k n"], kept: int) -> Int64[Tensor, "*k m"]:
+    """Increasing indices of a mask that holds `kept` in every row."""
+    return mask.nonzero()[:, -1].reshape(*mask.shape[:-1], kept)
+
+
+def total_kept(parts: Budget) -> int:
+    """How many the whole budget keeps."""
+    return sum(kept for _, kept in parts)
+
+
+def scale_log_alpha(log_alpha: Float[Tensor, "*k n"], chosen: Bool[Tensor, "*k n"], rate: float, kind: Scaling) -> Float[Tensor, "*k n"]:
+    """Push log_alpha up where chosen and down elsewhere (L155-157; the literal form never closes an open gate, decision C1)."""
+    if kind is Scaling.OFF:
+        return log_alpha
+    sign = torch.where(chosen, rate, -rate)
+    push = {Scaling.ADDITIVE: sign, Scaling.SIGN_AWARE: sign * log_alpha.abs(), Scaling.LITERAL: sign * log_alpha}[kind]
+    return (log_alpha + push).clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
+
+
+def scheduled_density(target: float, start: float, progress: float, kind: Schedule) -> float:
+    """The density of messages at `progress` in [0, 1] of the schedule: constant, or a cubic fall (Zhu & Gupta 2017)."""
+    if kind is Schedule.CONSTANT or progress >= 1:
+        return target
+    return target + (start - target) * (1 - progress) ** 3

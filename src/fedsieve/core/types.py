@@ -1,0 +1,156 @@
+"""The contract between algorithms, objectives, engines and the round. Letters: p parameters, m kept, k clients, b rows."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from fedsieve.core.packets import Packet
+from fedsieve.core.streams import Draw
+
+
+class Batch(NamedTuple):
+    """Rows of a stack of clients: x (*k, b, ...), y (*k, b, ...), and what each client knows of its own curvature."""
+
+    x: Tensor
+    y: Tensor
+    smoothness: Tensor | None = None
+    """(*k,): L of the client's loss, for the step cap; None where no method asks for it"""
+
+
+class Clock(NamedTuple):
+    """Where a run stands: what schedules need, on both sides."""
+
+    round: int
+    rounds: int
+    exchange: int = 0
+
+
+class Layout(NamedTuple):
+    """How a flat parameter vector is made of layers: name -> its slice and the shape it has in the model."""
+
+    size: int
+    layers: dict[str, tuple[slice, tuple[int, ...]]]
+
+
+class Reply(NamedTuple):
+    """What one client sent back."""
+
+    client: int
+    packet: Packet
+    examples: int
+
+
+class Bytes(NamedTuple):
+    """One direction's traffic, three ways (decision E6): the paper's formula, values and positions alone, all that crossed."""
+
+    formula: int = 0
+    payload: int = 0
+    wire: int = 0
+
+    def plus(self, other: "Bytes") -> "Bytes":
+        """Both together."""
+        return Bytes(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def times(self, copies: int) -> "Bytes":
+        """The same message to several."""
+        return Bytes(*(copies * part for part in self))
+
+
+class Exchanged(NamedTuple):
+    """What came of one exchange. Fewer replies than asked for is normal."""
+
+    replies: list[Reply]
+    rejected: list[tuple[int, str]]
+    down: Bytes
+    up: Bytes
+
+
+Exchange = Callable[[Clock, Packet, Sequence[int]], Exchanged]
+"""Send this packet to these clients, give me their replies: all that differs between simulation and deployment."""
+
+
+class Objective(Protocol):
+    """A loss over a flat parameter vector, for a stack of clients at once."""
+
+    layout: Layout
+
+    def initial(self, draw: Draw) -> Tensor:
+        """theta~ (p,) at the start."""
+        ...
+
+    def gradient(self, theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Mean loss (*k,) and its gradient (*k, p) at theta (*k, p)."""
+        ...
+
+    def predict(self, theta: Tensor, x: Tensor) -> Tensor:
+        """What the model says of rows x (n, ...): predictions or logits."""
+        ...
+
+    def smoothness(self, rows: Batch, batch: int) -> Tensor:
+        """L of the mini-batch loss of one client that owns `rows`."""
+        ...
+
+
+class Algorithm(Protocol):
+    """A frozen dataclass of hyper-parameters with pure methods. State is explicit; noise is an argument."""
+
+    @property
+    def exchanges(self) -> int:
+        """Exchanges a round: n(B) for gradient methods, 1 otherwise."""
+        ...
+
+    @property
+    def local_steps(self) -> int:
+        """Local steps per exchange."""
+        ...
+
+    @property
+    def batch_rows(self) -> int | None:
+        """Rows a step; None is all of a client's rows."""
+        ...
+
+    @property
+    def needs_smoothness(self) -> bool:
+        """Whether client steps want `Batch.smoothness`."""
+        ...
+
+    def init(self, layout: Layout, weights: Tensor, draw: Draw) -> Any:
+        """The server's state at the start."""
+        ...
+
+    def broadcast(self, server: Any, clock: Clock, draw: Draw) -> Packet:
+        """What the cohort receives, already rounded: exactly what a client will decode."""
+        ...
+
+    def client_init(self, packet: Packet, layout: Layout, clock: Clock, dtype: Any) -> Any:
+        """A client's state from the broadcast, without a client axis."""
+        ...
+
+    def client_step(self, objective: Objective, client: Any, batch: Batch, clock: Clock, draw: Draw) -> Any:
+        """One local step of a stack of clients."""
+        ...
+
+    def client_reply(self, client: Any, clock: Clock, draw: Draw) -> Packet:
+        """What each client of the stack sends back."""
+        ...
+
+    def aggregate(self, server: Any, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Any:
+        """The server after the replies to `packet`."""
+        ...
+
+    def close(self, server: Any, clock: Clock) -> Any:
+        """Once a round: scaling, dual."""
+        ...
+
+    def theta(self, server: Any) -> Tensor:
+        """Test-time parameters (p,): exactly m are not zero."""
+        ...
+
+    def full_theta(self, server: Any) -> Tensor:
+        """The server's parameters before the final projection."""
+        ...
+
+    def info(self, server: Any) -> dict[str, Tensor]:
+        """Numbers for people: densities, multiplier, violation."""
+        ...

@@ -1,0 +1,172 @@
+"""The paper's synthetic tasks: sparse linear regression, logistic regression, multi-class (L211), spread over shifted clients."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from fedsieve.core.selection import kept_count
+from fedsieve.core.streams import stream
+from fedsieve.data.partition import Partition, Parts, by_clusters, by_label, by_quantity, iid
+
+TEST_ROWS = 10_000
+
+
+class Shift(StrEnum):
+    """How a client's features are moved, d_c ~ N(0, scale) for client c (L603, decision F3)."""
+
+    NONE = "none"
+    SCALAR = "scalar"
+    """d_c added to every feature, before labels are made"""
+    VECTOR = "vector"
+    """N(d_c, 1) drawn for each feature, before labels are made"""
+    SCALAR_AFTER = "scalar-after"
+    """d_c, after labels are made"""
+    VECTOR_AFTER = "vector-after"
+    """N(d_c, 1) for each feature, after labels are made"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Synthetic:
+    """What the generator needs to know."""
+
+    rows: int = 10_000
+    """rows the clients hold together; the test set has 10,000 more"""
+    features: int = 1000
+    """features of a row"""
+    classes: int = 10
+    """classes of task mc"""
+    true_density: float = 0.05
+    """fraction of the true coefficients that are not zero"""
+    snr: float = 20.0
+    """signal-to-noise ratio of the targets or logits"""
+    correlation: float = 0.2
+    """correlation of neighbouring features; it falls off as a power of the distance"""
+    shift: Shift = Shift.SCALAR
+    """how each client's features are moved"""
+    shift_scale: float = 1.0
+    """standard deviation of the clients' shifts"""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be generated."""
+        for name, least in (("rows", 1), ("features", 1), ("classes", 2)):
+            if getattr(self, name) < least:
+                raise ValueError(f"data.{name} must be at least {least}; got {getattr(self, name)}")
+        if not self.snr > 0:
+            raise ValueError(f"data.snr must be above 0, it divides the noise; got {self.snr}")
+        if not 0 <= self.correlation < 1:
+            raise ValueError(f"data.correlation must be at least 0 and below 1; got {self.correlation}")
+        if not self.shift_scale >= 0:
+            raise ValueError(f"data.shift-scale is a standard deviation and must be at least 0; got {self.shift_scale}")
+        try:
+            kept_count(self.true_density, self.features)
+        except ValueError as problem:
+            raise ValueError(f"data.true-density: {problem}") from None
+
+
+class Spread(NamedTuple):
+    """How rows fall on clients."""
+
+    clients: int
+    partition: Partition
+    alpha: float
+
+
+class Drawn(NamedTuple):
+    """A generated problem. Rows are ordered client after client."""
+
+    x: np.ndarray
+    y: np.ndarray
+    counts: np.ndarray
+    test_x: np.ndarray
+    test_y: np.ndarray
+    server_x: np.ndarray
+    server_y: np.ndarray
+    truth: np.ndarray
+    """(outputs, features)"""
+
+
+def generate(task: str, data: Synthetic, spread: Spread, seed: int, server_rows: int = 0) -> Drawn:
+    """Rows, targets and truth of `lr`, `lg` or `mc`, laid out client after client; test and server rows are never shifted (F1)."""
+    outputs = data.classes if task == "mc" else 1
+    truth = true_coefficients(outputs, data, stream(seed, "truth"))
+    x = correlated_rows(data.rows, data.features, data.correlation, stream(seed, "rows"))
+    signal = x @ truth.T
+    sigma = np.sqrt((signal**2).mean() / data.snr)
+    noise = stream(seed, "noise").standard_normal(signal.shape, dtype=np.float32) * sigma
+    parts = split(x, labels(task, signal + noise), spread, stream(seed, "partition"), task)
+    order = np.concatenate(parts)
+    counts = np.array([len(part) for part in parts])
+    x, noise = x[order], noise[order]
+    if data.shift in (Shift.SCALAR_AFTER, Shift.VECTOR_AFTER):
+        y = labels(task, x @ truth.T + noise)
+        x += shifts(data, counts, stream(seed, "shift"))
+    else:
+        if data.shift is not Shift.NONE:
+            x += shifts(data, counts, stream(seed, "shift"))
+        y = labels(task, x @ truth.T + noise)
+    test_x, test_y = fresh_rows(task, data, truth, sigma, TEST_ROWS, seed, "test")
+    server_x, server_y = fresh_rows(task, data, truth, sigma, server_rows, seed, "server")
+    return Drawn(x, y, counts, test_x, test_y, server_x, server_y, truth)
+
+
+def true_coefficients(outputs: int, data: Synthetic, rng: np.random.Generator) -> Float[np.ndarray, "c f"]:
+    """m = floor(rho f c) positions at random, each -1 or +1 (decision F1)."""
+    size = outputs * data.features
+    truth = np.zeros(size, dtype=np.float32)
+    places = rng.choice(size, kept_count(data.true_density, size), replace=False)
+    truth[places] = rng.choice(np.array([-1, 1], dtype=np.float32), len(places))
+    return truth.reshape(outputs, data.features)
+
+
+def correlated_rows(rows: int, features: int, correlation: float, rng: np.random.Generator) -> Float[np.ndarray, "n f"]:
+    """Rows of N(0, Sigma), Sigma_ij = rho^|i-j|, by the AR(1) recursion x_j = rho x_{j-1} + sqrt(1 - rho^2) e_j in O(n f)."""
+    columns = rng.standard_normal((features, rows), dtype=np.float32)
+    columns[1:] *= np.float32(np.sqrt(1 - correlation**2))
+    if correlation:
+        for before, here in zip(columns[:-1], columns[1:], strict=True):
+            here += np.float32(correlation) * before
+    return np.ascontiguousarray(columns.T)
+
+
+def labels(task: str, noisy: Float[np.ndarray, "n c"]) -> np.ndarray:
+    """Targets from noisy logits: themselves, their sign, or the largest (L211)."""
+    if task == "lr":
+        return noisy[:, 0]
+    if task == "lg":
+        return (noisy[:, 0] > 0).astype(np.float32)
+    return noisy.argmax(1)
+
+
+def shifts(data: Synthetic, counts: np.ndarray, rng: np.random.Generator) -> Float[np.ndarray, "n f"]:
+    """What is added to each row: its client's shift."""
+    middle = rng.standard_normal((len(counts), 1), dtype=np.float32) * np.float32(data.shift_scale)
+    if data.shift in (Shift.VECTOR, Shift.VECTOR_AFTER):
+        middle = middle + rng.standard_normal((len(counts), data.features), dtype=np.float32)
+    return np.repeat(middle, counts, axis=0)
+
+
+def split(x: np.ndarray, y: np.ndarray, spread: Spread, rng: np.random.Generator, task: str) -> Parts:
+    """The chosen partition of the rows, before any shift."""
+    match spread.partition:
+        case Partition.IID:
+            return iid(len(x), spread.clients, rng)
+        case Partition.QUANTITY:
+            return by_quantity(len(x), spread.clients, spread.alpha, rng)
+        case Partition.CLUSTERS:
+            return by_clusters(x, spread.clients, rng)
+        case Partition.LABEL:
+            if task == "lr":
+                raise ValueError("federation.partition label needs classes, and task lr has none; use quantity, iid or clusters")
+            return by_label(y.astype(np.int64), spread.clients, spread.alpha, rng)
+
+
+def fresh_rows(
+    task: str, data: Synthetic, truth: np.ndarray, sigma: float, rows: int, seed: int, purpose: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Unshifted rows of the same distribution."""
+    x = correlated_rows(rows, data.features, data.correlation, stream(seed, f"{purpose} rows"))
+    noise = stream(seed, f"{purpose} noise").standard_normal((rows, len(truth)), dtype=np.float32) * sigma
+    return x, labels(task, x @ truth.T + noise)

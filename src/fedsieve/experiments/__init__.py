@@ -1,0 +1,1 @@
+"""Runs as data: what to do, doing it, and rows on disk."""

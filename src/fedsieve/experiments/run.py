@@ -1,0 +1,376 @@
+"""A run: frozen, named by the hash of its settings; and what it takes to execute one."""
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
+from enum import StrEnum
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsieve import metrics
+from fedsieve.algorithms import METHODS, algorithm_class
+from fedsieve.algorithms.method import Method
+from fedsieve.core.aggregation import Weighting
+from fedsieve.core.gates import active_probability
+from fedsieve.core.streams import key
+from fedsieve.core.types import Batch, Bytes, Exchange
+from fedsieve.data.partition import Partition
+from fedsieve.data.synthetic import Drawn, Spread, Synthetic, generate
+from fedsieve.engines.batched import Batched
+from fedsieve.engines.loop import Loop
+from fedsieve.engines.rows import Rows
+from fedsieve.objectives.linear import Linear, Loss
+from fedsieve.train import Population, Round, cohort_size, start, train
+
+TASKS = {
+    "lr": (Loss.SQUARED, metrics.regression, "r2"),
+    "lg": (Loss.LOGISTIC, metrics.binary, "accuracy"),
+    "mc": (Loss.SOFTMAX, metrics.multiclass, "accuracy"),
+}
+MEASURES = ("r2", "mse", "accuracy", "ce", "bce", "micro_f1", "tdr", "tdr_rows", "recall")
+DIVERGED = 1e6
+"""A weight this large has left every sensible model."""
+
+
+class Engine(StrEnum):
+    """Who computes: the readable reference, or stacks of clients."""
+
+    LOOP = "loop"
+    BATCHED = "batched"
+
+
+class Precision(StrEnum):
+    """Working precision."""
+
+    SINGLE = "single"
+    DOUBLE = "double"
+
+
+class Centring(StrEnum):
+    """Whether clients centre their own features (and, for regression, targets) before training (decision F3)."""
+
+    NONE = "none"
+    CLIENT = "client"
+
+
+class DivergedError(RuntimeError):
+    """Training left the numbers; what there is up to that round is kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Federation:
+    """Who takes part and how much each counts."""
+
+    clients: int = 100
+    """clients the rows are spread over"""
+    participation: float | None = None
+    """fraction of clients in each round (default: 0.1 for gradient methods, 0.05 for the others)"""
+    partition: Partition = Partition.QUANTITY
+    """how rows fall on clients"""
+    alpha: float = 0.5
+    """Dirichlet parameter of skewed partitions; 1000 is as good as IID"""
+    weights: Weighting | None = None
+    """how much each client of a cohort counts (default: the method's own)"""
+    central: bool = False
+    """one client holds all rows: the upper bound"""
+    centring: Centring = Centring.NONE
+    """clients subtract the mean of their own features, and of their targets in regression"""
+    server_rows: int = 0
+    """rows the server owns and tunes on after every exchange"""
+
+    def __post_init__(self) -> None:
+        """Refuse federations nobody could form."""
+        if self.clients < 1:
+            raise ValueError(f"federation.clients must be at least 1; got {self.clients}")
+        if self.participation is not None and not 0 < self.participation <= 1:
+            raise ValueError(
+                f"federation.participation is the fraction of clients in a round, above 0 and at most 1; got {self.participation:g}"
+            )
+        if not self.alpha > 0:
+            raise ValueError(f"federation.alpha is a Dirichlet parameter and must be above 0; got {self.alpha:g}")
+        if self.server_rows < 0:
+            raise ValueError(f"federation.server-rows must be at least 0; got {self.server_rows}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Everything that decides a result."""
+
+    task: Literal["lr", "lg", "mc"] = "lr"
+    method: str = "flops-pa"
+    density: float = 0.05
+    rounds: int | None = None
+    seed: int = 0
+    engine: Engine = Engine.BATCHED
+    precision: Precision = Precision.SINGLE
+    device: str = "cpu"
+    threads: int = 1
+    data: Synthetic = field(default_factory=Synthetic)
+    federation: Federation = field(default_factory=Federation)
+    algorithm: Method | None = None
+
+    def __post_init__(self) -> None:
+        """Fill in what depends on the method, then check what only shows when everything is known."""
+        set_field = object.__setattr__
+        if self.method not in METHODS:
+            raise ValueError(f"unknown method {self.method!r}; there are {', '.join(METHODS)}")
+        algorithm = self.algorithm or algorithm_class(self.method)()
+        federation = self.federation
+        if federation.participation is None:
+            federation = replace(federation, participation=1.0 if federation.central else algorithm.usual_participation)
+        if federation.weights is None:
+            federation = replace(federation, weights=algorithm.weights)
+        if self.rounds is None:
+            set_field(self, "rounds", algorithm.usual_rounds)
+        set_field(self, "federation", federation)
+        set_field(self, "algorithm", replace(algorithm, density=self.density, weights=federation.weights))
+        self._check()
+
+    def _check(self) -> None:
+        federation, objective = self.federation, self.objective
+        if self.rounds < 1:
+            raise ValueError(f"rounds must be at least 1; got {self.rounds}")
+        if self.threads < 1:
+            raise ValueError(f"threads must be at least 1; got {self.threads}")
+        if self.seed < 0:
+            raise ValueError(f"seed must be at least 0; got {self.seed}")
+        if federation.clients > self.data.rows and not federation.central:
+            raise ValueError(
+                f"federation.clients {federation.clients} is more than data.rows {self.data.rows}: some could never hold a row; "
+                f"use at most {self.data.rows} clients"
+            )
+        if int(federation.participation * federation.clients + 1e-9) < 1 and not federation.central:
+            raise ValueError(
+                f"federation.participation {federation.participation:g} of {federation.clients} clients picks nobody; "
+                f"use at least {1 / federation.clients:g}"
+            )
+        if federation.partition is Partition.LABEL and self.task == "lr":
+            raise ValueError("federation.partition label needs classes, and task lr has none; use quantity, iid or clusters")
+        self.algorithm.final_budget(objective.layout)
+        if self.device != "cpu" and not _has_device(self.device):
+            raise ValueError(f"device {self.device} is not available here; use --device cpu")
+
+    @property
+    def objective(self) -> Linear:
+        """The loss of the task."""
+        outputs = self.data.classes if self.task == "mc" else 1
+        return Linear(loss=TASKS[self.task][0], features=self.data.features, outputs=outputs)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Everything that decides the result, as plain values: what config.toml holds."""
+        top = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name not in ("data", "federation", "algorithm")}
+        algorithm = {f.name: _plain(getattr(self.algorithm, f.name)) for f in fields(self.algorithm) if "section" not in f.metadata}
+        sections = {"data": self.data, "federation": self.federation}
+        return {**top, **{name: {k: _plain(v) for k, v in asdict(part).items()} for name, part in sections.items()}, "algorithm": algorithm}
+
+    @property
+    def id(self) -> str:
+        """A readable name that ends in the hash of the settings."""
+        digest = blake2b(json.dumps(self.config, sort_keys=True).encode(), digest_size=4).hexdigest()
+        return f"{self.task}-{self.method}-{digest}"
+
+    @property
+    def fingerprint(self) -> int:
+        """Of model and method: a packet of another one is refused."""
+        return key(0, self.method, *self.objective.layout.layers, self.objective.layout.size) & 0xFFFFFFFF
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Working precision."""
+        return torch.float64 if self.precision is Precision.DOUBLE else torch.float32
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, StrEnum) else value
+
+
+def _has_device(device: str) -> bool:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):
+        return False
+    return True
+
+
+class Problem:
+    """A run's data on tensors, drawn once."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        spread = Spread(run.federation.clients, run.federation.partition, run.federation.alpha)
+        self.drawn: Drawn = generate(run.task, run.data, spread, run.seed, run.federation.server_rows)
+
+    def for_run(self, run: Run) -> "Problem":
+        """The same rows under another method."""
+        other = Problem.__new__(Problem)
+        other.run, other.drawn = run, self.drawn
+        return other
+
+    @cached_property
+    def counts(self) -> np.ndarray:
+        """Rows of each client."""
+        counts = self.drawn.counts
+        return np.array([counts.sum()]) if self.run.federation.central else counts
+
+    @cached_property
+    def population(self) -> Population:
+        """Who may be picked."""
+        return Population(len(self.counts), np.flatnonzero(self.counts).tolist())
+
+    @cached_property
+    def rows(self) -> Rows:
+        """The clients' rows, centred if asked."""
+        x, y = self.drawn.x, self.drawn.y
+        if self.run.federation.centring is Centring.CLIENT:
+            x, y = centred(x, y, self.counts, targets=self.run.task == "lr")
+        return self._rows(x, y, self.counts)
+
+    @cached_property
+    def server_rows(self) -> Rows:
+        """The server's own rows."""
+        return self._rows(self.drawn.server_x, self.drawn.server_y, [len(self.drawn.server_y)])
+
+    @cached_property
+    def test(self) -> Batch:
+        """Test rows, feature-major underneath: a sparse model reads only its own columns."""
+        x = self._tensor(np.ascontiguousarray(self.drawn.test_x.T)).T
+        return Batch(x, self._tensor(self.drawn.test_y))
+
+    @cached_property
+    def truth(self) -> Tensor:
+        """The true coefficients, (outputs, features)."""
+        return self._tensor(self.drawn.truth)
+
+    def exchange(self, rows: Rows, seed: int) -> Exchange:
+        """The chosen engine over some rows."""
+        engine = Loop if self.run.engine is Engine.LOOP else Batched
+        run = self.run
+        return engine(
+            algorithm=run.algorithm,
+            objective=run.objective,
+            rows=rows,
+            seed=seed,
+            fingerprint=run.fingerprint,
+            dtype=run.dtype,
+            device=run.device,
+        )
+
+    def measure(self, theta: Tensor) -> dict[str, float]:
+        """Test metrics of a parameter vector."""
+        return TASKS[self.run.task][1](self.run.objective.predict(theta, self.test.x), self.test.y)
+
+    def recovery(self, theta: Tensor) -> dict[str, float]:
+        """How well its support is the true one."""
+        return metrics.recovery((theta != 0).view_as(self.truth), self.truth != 0)
+
+    def _rows(self, x: np.ndarray, y: np.ndarray, counts: Any) -> Rows:
+        return Rows(Batch(self._tensor(x), self._tensor(y)), counts, self.run.objective, self.run.algorithm.batch_rows)
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        kind = self.run.dtype if array.dtype.kind == "f" else torch.int64
+        return torch.from_numpy(array).to(device=self.run.device, dtype=kind)
+
+
+def centred(x: np.ndarray, y: np.ndarray, counts: np.ndarray, *, targets: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Each client's features (and targets) less their own mean."""
+    starts = np.concatenate(([0], np.cumsum(counts)[:-1]))[counts > 0]
+    held = counts[counts > 0]
+    x = x - np.repeat(np.add.reduceat(x, starts, axis=0) / held[:, None], held, axis=0)
+    return x, y - np.repeat(np.add.reduceat(y, starts) / held, held) if targets else y
+
+
+class Progress(NamedTuple):
+    """A finished round, measured."""
+
+    round: Round
+    theta: Tensor
+    row: dict[str, Any]
+    histogram: np.ndarray | None
+
+
+def execute(run: Run, problem: Problem | None = None) -> Iterator[Progress]:
+    """Train, measuring every round."""
+    torch.set_num_threads(run.threads)
+    problem = problem or Problem(run)
+    algorithm = run.algorithm
+    tune = problem.exchange(problem.server_rows, key(run.seed, "tune")) if run.federation.server_rows else None
+    server = start(algorithm, run.objective, run.seed, run.dtype, run.device)
+    exchange = problem.exchange(problem.rows, run.seed)
+    participation = 1.0 if run.federation.central else run.federation.participation
+    rounds = train(
+        algorithm, server, problem.population, participation, exchange, run.rounds, run.seed, dtype=run.dtype, device=run.device, tune=tune
+    )
+    began = time.perf_counter()
+    for done in rounds:
+        theta, full = algorithm.theta(done.server), algorithm.full_theta(done.server)
+        refuse_divergence(run, done, full)
+        row = {"round": done.number + 1, **problem.measure(theta), **problem.recovery(theta)}
+        if (full != 0).sum() > (theta != 0).sum():
+            row["full"] = problem.measure(full)[TASKS[run.task][2]]
+        row |= {name: float(value) for name, value in algorithm.info(done.server).items()}
+        row |= traffic(done.up, done.down)
+        row |= {"cohort": done.cohort, "replied": done.replied, "rejected": done.rejected, "seconds": time.perf_counter() - began}
+        yield Progress(done, theta, row, gate_histogram(algorithm, done.server))
+
+
+def traffic(up: Bytes, down: Bytes) -> dict[str, int]:
+    """Bytes by the names users know."""
+    names = {"wire": "", "payload": "_payload", "formula": "_formula"}
+    return {f"bytes_{way}{names[part]}": getattr(b, part) for way, b in (("up", up), ("down", down)) for part in names}
+
+
+def refuse_divergence(run: Run, done: Round, theta: Tensor) -> None:
+    """Stop once the weights have left the numbers."""
+    lost = not bool(torch.isfinite(theta).all()) or float(theta.abs().amax()) > DIVERGED
+    if lost or (not done.replied and done.rejected):
+        raise DivergedError(
+            f"diverged in round {done.number + 1}: weights are no longer finite or sensible with algorithm.rate {run.algorithm.rate:g} "
+            f"and algorithm.step-rule {run.algorithm.step_rule}; lower the rate, or use --algorithm.step-rule polyak"
+        )
+
+
+def gate_histogram(algorithm: Method, server: Any) -> np.ndarray | None:
+    """How P(z != 0) is spread, in twentieths; None for methods without gates."""
+    if not hasattr(server, "log_alpha"):
+        return None
+    probability = active_probability(algorithm.shape, server.log_alpha).numpy(force=True)
+    return np.histogram(probability, bins=20, range=(0, 1))[0]
+
+
+def summary(run: Run, problem: Problem, rows: list[dict[str, Any]], theta: Tensor) -> dict[str, Any]:
+    """The result of a run, by the names of `--json`."""
+    last = rows[-1]
+    metric = TASKS[run.task][2]
+    nonzero = int((theta != 0).sum())
+    totals = {name: sum(row[name] for row in rows) for name in last if name.startswith("bytes_")}
+    return {
+        "run": run.id,
+        "task": run.task,
+        "method": run.method,
+        "seed": run.seed,
+        "rounds": len(rows),
+        "metric": metric,
+        "value": last[metric],
+        **{name: last.get(name) for name in MEASURES},
+        "size": theta.numel(),
+        "nonzero": nonzero,
+        "density": nonzero / theta.numel(),
+        "expected_density": last.get("expected_density"),
+        "test_density": last.get("test_density"),
+        **totals,
+        "seconds": last["seconds"],
+        "best_possible": problem.measure(problem.truth.reshape(-1))[metric],
+        "bytes_dense": 2
+        * 4
+        * theta.numel()
+        * cohort_size(len(problem.counts), 1.0 if run.federation.central else run.federation.participation)
+        * len(rows)
+        * run.algorithm.exchanges,
+    }

@@ -1,0 +1,1 @@
+"""Losses over flat parameter vectors: generalised linear models in closed form."""

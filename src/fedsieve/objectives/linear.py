@@ -1,0 +1,95 @@
+"""Linear models in closed form: LR, LG, MC and multi-label, one batched product each way for a whole cohort."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from fedsieve.core.streams import Draw, normal
+from fedsieve.core.types import Batch, Layout
+
+
+class Loss(StrEnum):
+    """The loss of one row, averaged over rows (decision A4: against y, squares without 1/2)."""
+
+    SQUARED = "squared"
+    LOGISTIC = "logistic"
+    SOFTMAX = "softmax"
+    MULTILABEL = "multilabel"
+
+
+CURVATURE = {Loss.SQUARED: 2.0, Loss.LOGISTIC: 0.25, Loss.SOFTMAX: 0.5, Loss.MULTILABEL: 0.25}
+"""The largest second derivative of the loss in the logits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """h(x; theta) = theta x, theta an (outputs, features) matrix laid flat, no intercept (decision F5)."""
+
+    loss: Loss
+    features: int
+    outputs: int = 1
+    spread: float = 0.01
+    """theta~ starts as N(0, spread^2)"""
+    layout: Layout = field(init=False)
+
+    def __post_init__(self) -> None:
+        size = self.features * self.outputs
+        object.__setattr__(self, "layout", Layout(size, {"weights": (slice(0, size), (self.outputs, self.features))}))
+
+    def initial(self, draw: Draw) -> Float[Tensor, " p"]:
+        """theta~ ~ N(0, spread^2)."""
+        return self.spread * normal(draw("start", self.layout.size))
+
+    def gradient(self, theta: Float[Tensor, "k p"], batch: Batch) -> tuple[Float[Tensor, " k"], Float[Tensor, "k p"]]:
+        """Mean loss of the batch and its gradient. Orientation matters: theta (k, c, f) times x^T is 8 times faster than x theta^T."""
+        logits = torch.bmm(theta.view(-1, self.outputs, self.features), batch.x.transpose(1, 2))
+        loss, slope = self._loss(logits, batch.y)
+        return loss, torch.bmm(slope, batch.x).view(-1, self.layout.size)
+
+    def _loss(self, logits: Float[Tensor, "k c b"], y: Tensor) -> tuple[Float[Tensor, " k"], Float[Tensor, "k c b"]]:
+        """The mean loss over the last axis and its derivative in the logits."""
+        rows = logits.shape[-1]
+        match self.loss:
+            case Loss.SQUARED:
+                residual = logits - y[:, None]
+                return (residual * residual).sum((1, 2)) / rows, residual * (2 / rows)
+            case Loss.LOGISTIC:
+                target = y[:, None]
+                loss = (functional.softplus(logits) - target * logits).sum((1, 2)) / rows
+                return loss, (torch.sigmoid(logits) - target) / rows
+            case Loss.SOFTMAX:
+                target = y[:, None]
+                logs = torch.log_softmax(logits, dim=1)
+                slope = logs.exp().scatter_add(1, target, torch.full_like(logs[:, :1], -1.0))
+                return -logs.gather(1, target).sum((1, 2)) / rows, slope / rows
+            case Loss.MULTILABEL:
+                target = y.transpose(1, 2)
+                cells = rows * self.outputs
+                loss = (functional.softplus(logits) - target * logits).sum((1, 2)) / cells
+                return loss, (torch.sigmoid(logits) - target) / cells
+
+    def predict(self, theta: Float[Tensor, " p"], x: Float[Tensor, "n f"]) -> Float[Tensor, "n c"]:
+        """Predictions (LR) or logits; a sparse model reads only the columns it uses."""
+        matrix = theta.view(self.outputs, self.features)
+        used = matrix.any(0).nonzero()[:, 0]
+        if len(used) > self.features // 2:
+            return x @ matrix.T
+        return x.index_select(1, used) @ matrix.index_select(1, used).T
+
+    def smoothness(self, rows: Batch, batch: int, iterations: int = 8) -> Float[Tensor, ""]:
+        """L of a mini-batch of size B: between L of all rows (power iteration) and of the worst row (expected smoothness, Gower 2019)."""
+        x = rows.x
+        n = len(x)
+        curvature = CURVATURE[self.loss] / (self.outputs if self.loss is Loss.MULTILABEL else 1)
+        direction = x.sum(0) + x[0]
+        for _ in range(iterations):
+            direction = x.T @ (x @ (direction / torch.linalg.vector_norm(direction).clamp_min(torch.finfo(x.dtype).tiny)))
+        whole = torch.linalg.vector_norm(direction) / n
+        worst = (x * x).sum(-1).amax()
+        taken = min(batch, n)
+        share = (n - taken) / (taken * max(n - 1, 1))
+        return curvature * ((1 - share) * whole + share * worst)

@@ -1,0 +1,46 @@
+"""Dataclass fields as command-line options: their docstrings become help, fields that live in another section are left out."""
+
+import ast
+import inspect
+import textwrap
+from dataclasses import MISSING, Field, field, fields, make_dataclass
+from typing import Annotated, Any, get_type_hints
+
+from cyclopts import Parameter
+
+
+def field_help(cls: type) -> dict[str, str]:
+    """What is written below each field, nearest class first."""
+    texts: dict[str, str] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        if base.__module__ == "builtins" or not hasattr(base, "__dataclass_fields__"):
+            continue
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body
+        for here, below in zip(body, body[1:], strict=False):
+            if isinstance(here, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+                texts[here.target.id] = str(below.value.value)
+    return texts
+
+
+def visible(cls: type) -> list[Field]:
+    """The fields a user sets in this class's own section."""
+    return [f for f in fields(cls) if f.init and "section" not in f.metadata]
+
+
+def section(cls: type, name: str, *, optional: bool = False) -> type:
+    """A dataclass for the parser with the visible fields of `cls`; `optional` makes every default None (leave it to the method)."""
+    hints, texts = get_type_hints(cls), field_help(cls)
+    made: list[tuple[str, Any, Any]] = []
+    for f in visible(cls):
+        kind = hints[f.name] | None if optional else hints[f.name]
+        default = None if optional else f.default
+        assert default is not MISSING, f"{cls.__name__}.{f.name} needs a default that works"
+        made.append((f.name, Annotated[kind, Parameter(help=texts.get(f.name, ""))], field(default=default)))
+    # Without a module of its own the parser takes the class for one of Python's and does not look inside.
+    return make_dataclass(name, made, kw_only=True, frozen=True, namespace={"__module__": __name__})
+
+
+def typed(parsed: Any, *, optional: bool = False) -> dict[str, Any]:
+    """The parsed section as keyword arguments; None stands for "not typed" in an optional one."""
+    values = {f.name: getattr(parsed, f.name) for f in fields(parsed)}
+    return {name: value for name, value in values.items() if value is not None} if optional else values

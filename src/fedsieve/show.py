@@ -1,0 +1,66 @@
+"""How numbers and progress look, everywhere the same."""
+
+import sys
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+def number(value: float) -> str:
+    """Four decimals."""
+    return f"{value:.4f}"
+
+
+def amount(value: float) -> str:
+    """Two significant digits, without an exponent."""
+    return f"{value:.1f}" if value < 10 else f"{value:.0f}"
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+class Rounds:
+    """Progress over rounds on standard error: a bar on a terminal, ten plain lines elsewhere, nothing when quiet."""
+
+    def __init__(self, rounds: int, title: str, *, quiet: bool) -> None:
+        self.rounds = rounds
+        self.title = title
+        self.done = 0
+        self.console = Console(stderr=True, quiet=quiet, highlight=False)
+        self.bar: Progress | None = None
+        if self.console.is_terminal and not quiet:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[said]}"),
+                TimeRemainingColumn(),
+            )
+            self.bar = Progress(*columns, console=self.console, transient=True)
+            self.task = self.bar.add_task(title, total=rounds, said="")
+
+    def __enter__(self) -> Self:
+        if self.bar:
+            self.bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.bar:
+            self.bar.stop()
+        sys.stderr.flush()
+
+    def advance(self, metric: str, row: dict[str, Any]) -> None:
+        """One round more."""
+        self.done += 1
+        said = f"{metric} {number(row[metric])}"
+        if self.bar:
+            self.bar.update(self.task, advance=1, said=said)
+        elif self.done == self.rounds or self.done % max(self.rounds // 10, 1) == 0:
+            self.console.print(f"{self.title}: round {self.done} of {self.rounds}, {said}")
