@@ -57,7 +57,14 @@ def _foreseen(problem: RuntimeError) -> bool:
 
 def build(words: list[str]) -> App:
     """The application, with the options of the method that `words` name."""
-    app = App(name="fedsieve", help=ABOUT, version=__version__, help_format="markdown", suppress_keyboard_interrupt=False)
+    app = App(
+        name="fedsieve",
+        help=ABOUT,
+        version=__version__,
+        help_format="markdown",
+        suppress_keyboard_interrupt=False,
+        result_action="return_value",
+    )
     asked = next((word for word in words if not word.startswith("-")), None)
     for name, text in COMMANDS.items():
         app.command(_command(name, words) if name == asked else _later, name=name, help=text)

@@ -130,9 +130,9 @@ def train_run(run: Run, problem: Problem, folder: Path, *, quiet: bool) -> dict[
             trace = {"gate_histogram": np.stack(histograms), "gate_edges": np.linspace(0, 1, 21)} if histograms else {}
             store.write_trace(folder, supports=np.stack(supports), **trace)
     kept = step.theta.nonzero()[:, 0]
-    shape = {name: json_text.dumps(shape) for name, (_, shape) in run.objective.layout.layers.items()}
+    layout = {"size": step.theta.numel(), "layers": {name: shape for name, (_, shape) in run.objective.layout.layers.items()}}
     tensors = {"index": kept.int(), "value": step.theta[kept].float()}
-    store.replace(folder / store.MODEL, save(tensors, {"size": str(step.theta.numel()), **shape}))
+    store.replace(folder / store.MODEL, save(tensors, {"layout": json_text.dumps(layout)}))  # one key: several have no fixed order
     result = {**summary(run, problem, rows, step.theta), "run": str(folder)}
     store.replace(folder / store.RESULT, json_text.dumps(result, indent=1).encode())
     return result

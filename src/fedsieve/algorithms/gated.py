@@ -3,7 +3,7 @@
 from abc import ABC
 from dataclasses import dataclass
 from math import log
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -12,11 +12,21 @@ from torch import Tensor
 from fedsieve.algorithms.method import Method, above_zero, at_least, exactly, fraction
 from fedsieve.core import constraint, gates, selection
 from fedsieve.core.constraint import Dual, Form
-from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT, HardConcrete, GateAtTest
+from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT, GateAtTest, HardConcrete
 from fedsieve.core.optimizers import Moments, no_moments
 from fedsieve.core.selection import Budget, Scaling
 from fedsieve.core.streams import Draw
 from fedsieve.core.types import Batch, Clock, Layout, Objective
+
+
+@runtime_checkable
+class Holder(Protocol):
+    """What a server with gates holds, whichever method it runs."""
+
+    weights: Tensor
+    log_alpha: Tensor
+    multiplier: Tensor
+    layout: Layout
 
 
 class Server(NamedTuple):
@@ -157,15 +167,15 @@ class Gated(Method, ABC):
         log_alpha = gates.initial(draw("log_alpha", layout.size), self.initial_logit_density).clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
         return Server(weights, log_alpha, torch.zeros_like(weights[0]), no_moments(weights), no_moments(weights), layout)
 
-    def theta(self, server: Server) -> Float[Tensor, " p"]:
+    def theta(self, server: Holder) -> Float[Tensor, " p"]:
         """theta~ times the test-time gate, the m largest (decision C5)."""
         return exactly(self.final_budget(server.layout), server.weights * self.open_gate(server.log_alpha))
 
-    def full_theta(self, server: Server) -> Float[Tensor, " p"]:
+    def full_theta(self, server: Holder) -> Float[Tensor, " p"]:
         """theta~ times the test-time gate."""
         return server.weights * gates.at_test_time(self.shape, server.log_alpha, self.test_gate)
 
-    def info(self, server: Server) -> dict[str, Tensor]:
+    def info(self, server: Holder) -> dict[str, Tensor]:
         """Density as expected and at test time, the multiplier, the violation."""
         probability = gates.active_probability(self.shape, server.log_alpha)
         return {

@@ -121,10 +121,10 @@ class Method:
     def descend(
         self, objective: Objective, theta: Float[Tensor, "k p"], batch: Batch, clock: Clock
     ) -> tuple[Float[Tensor, "k p"], Float[Tensor, "k 1"]]:
-        """The clipped gradient of the batch loss at theta, and each client's step size along it."""
+        """The clipped gradient of the batch loss at theta, and each client's step size, found before clipping."""
         loss, gradient = objective.gradient(theta, batch)
-        gradient = optimizers.clipped(gradient, self.clip)
-        return gradient, optimizers.step_size(self.step_rule, self.rate * self.decay(clock), loss, gradient, batch.smoothness)
+        size = optimizers.step_size(self.step_rule, self.rate * self.decay(clock), loss, gradient, batch.smoothness)
+        return optimizers.clipped(gradient, self.clip), size
 
     def pack(self, vector: Float[Tensor, "*k p"], chosen: Bool[Tensor, "*k p"], parts: Budget, draw: Draw) -> Packet:
         """The chosen entries of a vector as a message."""

@@ -46,12 +46,12 @@ def mix(x: UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
 
 
 def uniforms(keys: UInt64[np.ndarray, " k"], at: Int64[np.ndarray, " n"]) -> Float[np.ndarray, "k n"]:
-    """Uniforms in (0, 1) at the coordinates `at` of each keyed stream: 24 bits, centred, so never 0 or 1."""
+    """Uniforms in (0, 1) at the coordinates `at` of each keyed stream: 23 bits, centred, so never 0 or 1."""
     bits = mix(keys[:, None] + (at.astype(np.uint64) + np.uint64(1)) * GOLDEN)
-    bits >>= np.uint64(40)
+    bits >>= np.uint64(41)
     noise = bits.astype(np.float32)
     noise += np.float32(0.5)
-    noise *= np.float32(2.0**-24)
+    noise *= np.float32(2.0**-23)
     return noise
 
 

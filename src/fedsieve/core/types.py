@@ -1,7 +1,7 @@
 """The contract between algorithms, objectives, engines and the round. Letters: p parameters, m kept, k clients, b rows."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -70,6 +70,7 @@ Exchange = Callable[[Clock, Packet, Sequence[int]], Exchanged]
 """Send this packet to these clients, give me their replies: all that differs between simulation and deployment."""
 
 
+@runtime_checkable
 class Objective(Protocol):
     """A loss over a flat parameter vector, for a stack of clients at once."""
 
@@ -92,6 +93,7 @@ class Objective(Protocol):
         ...
 
 
+@runtime_checkable
 class Algorithm(Protocol):
     """A frozen dataclass of hyper-parameters with pure methods. State is explicit; noise is an argument."""
 

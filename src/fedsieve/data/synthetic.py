@@ -94,7 +94,7 @@ def generate(task: str, data: Synthetic, spread: Spread, seed: int, server_rows:
     truth = true_coefficients(outputs, data, stream(seed, "truth"))
     x = correlated_rows(data.rows, data.features, data.correlation, stream(seed, "rows"))
     signal = x @ truth.T
-    sigma = np.sqrt((signal**2).mean() / data.snr)
+    sigma = float(np.sqrt((signal**2).mean() / data.snr))
     noise = stream(seed, "noise").standard_normal(signal.shape, dtype=np.float32) * sigma
     parts = split(x, labels(task, signal + noise), spread, stream(seed, "partition"), task)
     order = np.concatenate(parts)

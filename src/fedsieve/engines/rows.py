@@ -14,7 +14,7 @@ from fedsieve.core.types import Batch, Clock, Objective
 class Rows:
     """All clients' rows, client after client."""
 
-    def __init__(self, batch: Batch, counts: Sequence[int], objective: Objective, batch_rows: int | None) -> None:
+    def __init__(self, batch: Batch, counts: Sequence[int] | np.ndarray, objective: Objective, batch_rows: int | None) -> None:
         self.all = batch
         self.counts = np.asarray(counts, dtype=np.int64)
         self.offsets = np.concatenate(([0], np.cumsum(self.counts)))

@@ -1,0 +1,111 @@
+"""Baselines against their definitions, written out by hand for one client and full batches."""
+
+import torch
+
+from fedsieve.algorithms import algorithm_class
+from fedsieve.core.optimizers import StepRule
+from fedsieve.core.streams import drawer, server_drawer
+from fedsieve.core.types import Batch, Clock, Reply
+from fedsieve.objectives.linear import Linear, Loss
+
+F, M, STEPS, RATE = 20, 4, 3, 0.05
+OBJECTIVE = Linear(loss=Loss.SQUARED, features=F)
+G = torch.Generator().manual_seed(2)
+X = torch.randn(30, F, generator=G, dtype=torch.float64)
+Y = X @ torch.randn(F, generator=G, dtype=torch.float64)
+COMMON = {"density": 0.2, "steps": STEPS, "rate": RATE, "final_rate": 1.0, "step_rule": StepRule.CONSTANT, "bits": 32, "batch": "all"}
+
+
+def play(name, rounds=3, **fields):
+    """Rounds with one client that owns all rows."""
+    method = algorithm_class(name)(**(COMMON | fields))
+    noise = server_drawer(0, 0, 0, torch.float64)
+    server = method.init(OBJECTIVE.layout, OBJECTIVE.initial(noise), noise)
+    for t in range(rounds):
+        clock = Clock(t, rounds)
+        packet = method.broadcast(server, clock, noise)
+        start = method.client_init(packet, OBJECTIVE.layout, clock, torch.float64)
+        client = type(start)(*(part[None] if isinstance(part, torch.Tensor) else part for part in start))
+        for step in range(STEPS):
+            client = method.client_step(OBJECTIVE, client, Batch(X[None], Y[None]), clock, drawer(0, t, 0, step, [0], torch.float64))
+        reply = method.client_reply(client, clock, drawer(0, t, 0, STEPS, [0], torch.float64)).at(0)
+        server = method.aggregate(server, packet, [Reply(0, reply, 30)], clock, noise)
+    return method, server
+
+
+def start():
+    return OBJECTIVE.initial(server_drawer(0, 0, 0, torch.float64)).float().double()
+
+
+def gradient(theta):
+    return 2 * X.T @ (X @ theta - Y) / len(X)
+
+
+def hard(theta, m=M):
+    return theta * torch.zeros_like(theta).index_fill(0, theta.abs().topk(m).indices, 1.0)
+
+
+def rounded(theta):
+    return theta.float().double()
+
+
+def test_fed_avg_with_one_client_is_gradient_descent_cut_at_the_end():
+    method, server = play("fed-avg")
+    theta = start()
+    for _ in range(3):
+        for _ in range(STEPS):
+            theta = theta - RATE * gradient(theta)
+        theta = rounded(theta)
+    torch.testing.assert_close(server.theta, theta)
+    torch.testing.assert_close(method.theta(server), hard(theta))
+
+
+def test_fed_iter_ht_with_one_client_is_iterative_hard_thresholding():
+    method, server = play("fed-iter-ht")
+    theta = hard(start())
+    for _ in range(3):
+        for _ in range(STEPS):
+            theta = hard(theta - RATE * gradient(theta))
+        theta = rounded(theta)
+    torch.testing.assert_close(method.theta(server), theta)
+
+
+def test_fed_ht_thresholds_at_the_server_only():
+    method, server = play("fed-ht")
+    theta = start()
+    for _ in range(3):
+        theta = hard(theta)
+        for _ in range(STEPS):
+            theta = theta - RATE * gradient(theta)
+        theta = rounded(theta)
+    torch.testing.assert_close(server.theta, theta)
+    torch.testing.assert_close(method.theta(server), hard(theta))
+
+
+def test_fed_round_ht_thresholds_once_a_round_and_remembers_what_it_left_out():
+    _method, server = play("fed-round-ht", memory=0.5)
+    theta = start()
+    for _ in range(3):
+        sent = rounded(hard(theta))
+        local = sent
+        for _ in range(STEPS):
+            local = local - RATE * gradient(local)
+        theta = rounded(hard(local)) + 0.5 * (theta - sent)
+    torch.testing.assert_close(server.theta, theta)
+
+
+def test_gradual_pruning_trains_only_under_the_mask():
+    _method, server = play("gradual", rounds=6, schedule_end=0.5)
+    assert int((server.theta != 0).sum()) == M
+
+
+def test_a_random_mask_does_not_look_at_the_data():
+    method, server = play("random-mask")
+    fresh = method.init(OBJECTIVE.layout, OBJECTIVE.initial(server_drawer(0, 0, 0, torch.float64)), server_drawer(0, 0, 0, torch.float64))
+    assert torch.equal(method.theta(server) != 0, fresh.theta != 0)
+
+
+def test_l1_shrinks_by_a_fraction_of_the_largest_weight_outside_the_top():
+    method = algorithm_class("fed-l1")(**(COMMON | {"shrinkage": 0.5}))
+    theta = torch.tensor([5.0, -4.0, 3.0, 2.0, 1.0, 0.2], dtype=torch.float64)
+    assert method.soft_threshold(theta, 2).tolist() == [3.5, -2.5, 1.5, 0.5, 0.0, 0.0]

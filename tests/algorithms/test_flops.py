@@ -1,0 +1,106 @@
+"""FLoPS against autograd through the gates, and against the paper's own words."""
+
+import torch
+
+from fedsieve.algorithms.flops import Flops
+from fedsieve.core import gates
+from fedsieve.core.constraint import Dual, Form
+from fedsieve.core.optimizers import Optimizer
+from fedsieve.core.packets import Packet, dense_packet
+from fedsieve.core.selection import Scaling
+from fedsieve.core.streams import drawer, server_drawer
+from fedsieve.core.types import Batch, Clock, Reply
+from fedsieve.objectives.linear import Linear, Loss
+
+OBJECTIVE = Linear(loss=Loss.SQUARED, features=12)
+CLOCK = Clock(0, 10)
+
+
+def draw(step=0, clients=(0,)):
+    return drawer(0, 0, 0, step, list(clients), torch.float64)
+
+
+def server_for(flops):
+    noise = server_drawer(0, 0, 0, torch.float64)
+    return flops.init(OBJECTIVE.layout, OBJECTIVE.initial(noise) * 50, noise)
+
+
+def batch(k=1, b=9):
+    g = torch.Generator().manual_seed(6)
+    return Batch(torch.randn(k, b, 12, generator=g, dtype=torch.float64), torch.randn(k, b, generator=g, dtype=torch.float64))
+
+
+def test_client_gradients_are_those_of_autograd_through_the_gates():
+    flops = Flops(samples=3, initial_logit_density=0.6)
+    server = server_for(flops)
+    rows = batch()
+    packet = dense_packet({"weights": server.weights, "log_alpha": server.log_alpha}, 32, server_drawer(0, 0, 0, torch.float64))
+    start = flops.client_init(packet, OBJECTIVE.layout, CLOCK, torch.float64)
+    client = flops.client_step(OBJECTIVE, type(start)(*(part[None] for part in start)), rows, CLOCK, draw())
+    weights, log_alpha = (part.clone().requires_grad_() for part in start)
+    loss = 0
+    for r in range(3):
+        u = draw()(f"gates {r}", 12)[0]
+        s = torch.sigmoid((torch.logit(u) + log_alpha) / 0.66)
+        z = torch.clamp(s * 1.2 - 0.1, 0, 1)
+        loss = loss + ((rows.x[0] @ (weights * z) - rows.y[0]) ** 2).mean() / 3
+    by_weights, by_gates = torch.autograd.grad(loss, (weights, log_alpha))
+    torch.testing.assert_close(client.weights[0], by_weights)
+    torch.testing.assert_close(client.log_alpha[0], by_gates)
+
+
+def test_one_sgd_update_of_all_three_variables_is_the_papers():
+    """L138: theta~ - eta sum w_k g_k; phi - eta (sum w_k g_k + lambda grad L_con); lambda + eta L_con."""
+    flops = Flops(
+        server=Optimizer.SGD,
+        server_rate=0.1,
+        gate_rate=0.2,
+        dual_rate=0.3,
+        constraint=Form.PAPER,
+        dual=Dual.ASCENT,
+        final_rate=1.0,
+        bits=32,
+    )
+    server = server_for(flops)._replace(multiplier=torch.tensor(2.0, dtype=torch.float64))
+    g = torch.Generator().manual_seed(0)
+    sent = torch.randn(2, 2, 12, generator=g, dtype=torch.float32)
+    replies = [
+        Reply(k, Packet(12, None, dense_packet({"gradient": sent[k, 0], "gate_gradient": sent[k, 1]}, 32, draw()).fields, {}), n)
+        for k, n in enumerate((1, 3))
+    ]
+    after = flops.aggregate(server, flops.broadcast(server, CLOCK, draw()), replies, CLOCK, draw())
+    mean = 0.25 * sent[0].double() + 0.75 * sent[1].double()
+    p = gates.active_probability(flops.shape, server.log_alpha)
+    torch.testing.assert_close(after.weights, server.weights - 0.1 * mean[0])
+    torch.testing.assert_close(after.log_alpha, server.log_alpha - 0.2 * (mean[1] + 2.0 * p * (1 - p) / 12))
+    torch.testing.assert_close(after.multiplier, 2.0 + 0.3 * (p.mean() - 0.05))
+
+
+def test_scaling_begins_after_prune_start_and_pushes_the_top_up():
+    flops = Flops(density=0.25, prune_start=0.5, scaling=Scaling.ADDITIVE, scaling_rate=0.5)
+    server = server_for(flops)
+    early, late = flops.close(server, Clock(4, 10)), flops.close(server, Clock(5, 10))
+    assert torch.equal(early.log_alpha, server.log_alpha)
+    moved = late.log_alpha - server.log_alpha
+    top = flops.score(server.weights, server.log_alpha).topk(3).indices
+    assert torch.allclose(moved[top], torch.tensor(0.5, dtype=torch.float64))
+    assert int((moved < 0).sum()) == 9
+
+
+def test_a_full_batch_is_one_exchange_an_epoch():
+    assert Flops(batch="all", steps=20).exchanges == 1
+    assert Flops(steps=20).exchanges == 20
+
+
+def test_the_exact_dual_ends_every_round_at_the_target():
+    flops = Flops(density=0.25, dual=Dual.EXACT, scaling=Scaling.OFF)
+    after = flops.close(server_for(flops), Clock(0, 10))
+    torch.testing.assert_close(gates.active_probability(flops.shape, after.log_alpha).mean(), torch.tensor(0.25, dtype=torch.float64))
+
+
+def test_a_kept_weight_is_never_zero_even_where_its_gate_is_closed():
+    flops = Flops(density=0.5)
+    server = server_for(flops)
+    closed = server._replace(log_alpha=torch.full_like(server.log_alpha, -10.0))
+    assert int((flops.theta(closed) != 0).sum()) == 6
+    assert (flops.full_theta(closed) == 0).all()

@@ -1,0 +1,106 @@
+"""FLoPS-PA: the message of L171, both forms, and the server's averages."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedsieve.algorithms.flops_pa import FlopsPA, GateNoise, Inverse, Message
+from fedsieve.core import gates
+from fedsieve.core.aggregation import Weighting
+from fedsieve.core.constraint import Dual
+from fedsieve.core.selection import Scaling
+from fedsieve.core.streams import drawer, server_drawer
+from fedsieve.core.types import Clock, Reply
+from fedsieve.objectives.linear import Linear, Loss
+
+OBJECTIVE = Linear(loss=Loss.SQUARED, features=40)
+CLOCK = Clock(3, 10)
+PLAIN = FlopsPA(density=0.1, bits=32, scaling=Scaling.OFF, step_gates=GateNoise.DETERMINISTIC, message_gates=GateNoise.DETERMINISTIC)
+
+
+def noise():
+    return server_drawer(0, 3, 0, torch.float64)
+
+
+def state(k=3):
+    g = torch.Generator().manual_seed(9)
+    return torch.randn(k, 40, generator=g, dtype=torch.float64), torch.randn(k, 40, generator=g, dtype=torch.float64)
+
+
+def stack_noise(k=3):
+    return drawer(0, 3, 0, 0, list(range(k)), torch.float64)
+
+
+def test_a_message_carries_the_top_m_their_gates_and_the_mean_of_the_other_gates():
+    weights, log_alpha = state()
+    packet = PLAIN.send(weights, log_alpha, OBJECTIVE.layout, CLOCK, stack_noise())
+    z = gates.at_test_time(PLAIN.shape, log_alpha)
+    score = (weights * z.clamp_min(1e-6)).abs()
+    for k in range(3):
+        top = score[k].topk(4).indices.sort().values
+        assert torch.equal(packet.support[k], top)
+        torch.testing.assert_close(packet.fields["weights"].decode(torch.float64)[k], weights[k, top].float().double())
+        torch.testing.assert_close(packet.fields["gates"].decode(torch.float64)[k], z[k, top].float().double())
+        rest = torch.ones(40, dtype=torch.bool).index_fill(0, top, False)
+        assert float(packet.scalars["rest_gate"][k]) == pytest.approx(float(z[k, rest].mean()), rel=1e-6)
+
+
+@pytest.mark.parametrize("message", Message)
+def test_receiving_undoes_sending_at_the_support(message):
+    method = replace(PLAIN, inverse=Inverse.EXACT, message=message)
+    weights, log_alpha = state()
+    log_alpha = log_alpha.clamp(-1.5, 1.5)
+    packet = method.send(weights, log_alpha, OBJECTIVE.layout, CLOCK, stack_noise())
+    got_weights, got = method.receive(packet, torch.float64)
+    at = packet.support
+    torch.testing.assert_close(got_weights.gather(-1, at), weights.gather(-1, at), rtol=1e-6, atol=0)
+    torch.testing.assert_close(method.log_alpha_of(got).gather(-1, at), log_alpha.gather(-1, at), rtol=1e-5, atol=1e-6)
+    assert (got_weights != 0).sum(-1).tolist() == [4, 4, 4]
+
+
+def test_the_server_averages_theta_and_z_and_divides():
+    """L183-186: theta = sum w theta_k, z = sum w z_k, theta~ = theta / z."""
+    method = replace(PLAIN, memory=0.0, weights=Weighting.EXAMPLES, dual=Dual.OFF)
+    weights, log_alpha = state(2)
+    packets = method.send(weights, log_alpha, OBJECTIVE.layout, CLOCK, stack_noise(2))
+    replies = [Reply(k, packets.at(k), n) for k, n in enumerate((1, 3))]
+    server = method.init(OBJECTIVE.layout, torch.ones(40, dtype=torch.float64), noise())
+    after = method.aggregate(server, method.broadcast(server, CLOCK, noise()), replies, CLOCK, noise())
+    pairs = [method.receive(reply.packet, torch.float64) for reply in replies]
+    theta = sum(w * (t * z.clamp_min(1e-6)) for w, (t, z) in zip((0.25, 0.75), pairs, strict=True))
+    z = sum(w * z for w, (_, z) in zip((0.25, 0.75), pairs, strict=True))
+    torch.testing.assert_close(after.theta, theta)
+    torch.testing.assert_close(after.weights, theta / z)
+    torch.testing.assert_close(after.log_alpha, method.log_alpha_of(z))
+
+
+def test_what_a_broadcast_leaves_out_is_remembered_at_the_server():
+    method = replace(PLAIN, memory=0.9, dual=Dual.OFF)
+    weights = torch.linspace(1, 40, 40, dtype=torch.float64)
+    server = method.init(OBJECTIVE.layout, weights, noise())
+    packet = method.broadcast(server, CLOCK, noise())
+    after = method.aggregate(server, packet, [Reply(0, packet, 1)], CLOCK, noise())
+    outside = torch.ones(40, dtype=torch.bool).index_fill(0, packet.support, False)
+    torch.testing.assert_close(after.theta[outside], 0.9 * server.theta[outside])
+
+
+def test_the_rest_gate_never_locks_the_support():
+    weights, _ = state(1)
+    packet = PLAIN.send(weights, torch.full_like(weights, -9.0), OBJECTIVE.layout, CLOCK, stack_noise(1))
+    assert float(packet.scalars["rest_gate"][0]) == pytest.approx(PLAIN.rest_floor)
+
+
+def test_the_multiplier_travels_down_only_while_it_is_ascended():
+    server = PLAIN.init(OBJECTIVE.layout, torch.ones(40, dtype=torch.float64), noise())
+    assert "multiplier" in replace(PLAIN, dual=Dual.ASCENT).broadcast(server, CLOCK, noise()).scalars
+    assert "multiplier" not in replace(PLAIN, dual=Dual.OFF).broadcast(server, CLOCK, noise()).scalars
+
+
+def test_a_literal_message_at_fully_open_gates_stays_finite():
+    """E1: z = 1 makes the paper's log_alpha infinite; the clamp keeps the round trip finite."""
+    method = replace(PLAIN, inverse=Inverse.PAPER)
+    weights, _ = state(1)
+    packet = method.send(weights, torch.full_like(weights, 12.0), OBJECTIVE.layout, CLOCK, stack_noise(1))
+    _, gate = method.receive(packet, torch.float64)
+    assert method.log_alpha_of(gate).isfinite().all()

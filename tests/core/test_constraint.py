@@ -1,0 +1,49 @@
+import pytest
+import torch
+
+from fedsieve.core import constraint
+from fedsieve.core.constraint import Form
+from fedsieve.core.gates import HardConcrete, active_probability
+
+SHAPE = HardConcrete()
+
+
+def log_alpha(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("form", "total"), [(Form.COUNT, torch.sum), (Form.PAPER, torch.mean)])
+def test_the_slope_is_the_derivative_of_the_multiplied_constraint(form, total):
+    phi = log_alpha(30).requires_grad_()
+    (grad,) = torch.autograd.grad(1.7 * (total(active_probability(SHAPE, phi)) - 0.05), phi)
+    found = constraint.slope(SHAPE, phi.detach(), torch.tensor(1.7, dtype=torch.float64), form)
+    torch.testing.assert_close(found, grad)
+
+
+def test_the_gap_is_the_mean_open_probability_less_the_target():
+    phi = log_alpha(4, 30)
+    torch.testing.assert_close(constraint.gap(SHAPE, phi, 0.05), active_probability(SHAPE, phi).mean(-1) - 0.05)
+
+
+def test_the_multiplier_restarts_when_the_constraint_holds():
+    violated, held = torch.tensor(0.2), torch.tensor(-0.01)
+    assert float(constraint.ascend(torch.tensor(1.0), violated, 0.5)) == pytest.approx(1.1)
+    assert float(constraint.ascend(torch.tensor(1.0), held, 0.5)) == 0.0
+
+
+@pytest.mark.parametrize("density", [0.5, 0.05, 0.005])
+def test_the_exact_shift_makes_the_constraint_tight_for_every_client(density):
+    phi = 2 * log_alpha(3, 2000) + 2
+    moved = constraint.shifted(phi, constraint.exact_shift(SHAPE, phi, density))
+    torch.testing.assert_close(active_probability(SHAPE, moved).mean(-1), torch.full((3,), density, dtype=torch.float64), atol=1e-9, rtol=0)
+
+
+def test_the_exact_shift_is_zero_where_the_constraint_already_holds():
+    phi = torch.full((10,), -6.0, dtype=torch.float64)
+    assert float(constraint.exact_shift(SHAPE, phi, 0.5)) == 0.0
+
+
+def test_the_clamp_on_log_alpha_leaves_room_for_half_a_percent():
+    floor = active_probability(SHAPE, torch.tensor([-12.0], dtype=torch.float64))
+    assert constraint.least_density(SHAPE) == pytest.approx(float(floor))
+    assert constraint.least_density(SHAPE) < 0.005 / 100

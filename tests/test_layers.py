@@ -1,0 +1,74 @@
+"""The house's walls: who may import whom, and what the command line may not wait for."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "fedsieve"
+MAY_IMPORT = {
+    "core": {"core"},
+    "algorithms": {"core", "algorithms"},
+    "objectives": {"core", "objectives"},
+    "metrics": {"core"},
+    "data": {"core", "data"},
+    "train": {"core"},
+    "wire": {"core"},
+    "engines": {"core", "train", "wire", "engines"},
+}
+OUTSIDE = {
+    "core": {"torch", "numpy", "jaxtyping"},
+    "algorithms": {"torch", "jaxtyping"},
+    "train": {"torch"},
+    "wire": {"torch", "numpy"},
+    "engines": {"torch", "numpy"},
+}
+
+
+def modules(part):
+    path = SOURCE / part
+    return sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
+
+
+def imported(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield from (f"fedsieve.{alias.name}" for alias in node.names) if node.module == "fedsieve" else (node.module,)
+
+
+@pytest.mark.parametrize("part", MAY_IMPORT)
+def test_imports_point_inwards(part):
+    for path in modules(part):
+        inside = {name.split(".")[1] for name in imported(path) if name.startswith("fedsieve.")}
+        assert inside <= MAY_IMPORT[part], path
+
+
+@pytest.mark.parametrize("part", OUTSIDE)
+def test_the_inner_layers_need_little_from_outside(part):
+    for path in modules(part):
+        outside = {name.split(".")[0] for name in imported(path)} - {"fedsieve"} - set(sys.stdlib_module_names)
+        assert outside <= OUTSIDE[part], path
+
+
+def test_the_store_needs_no_torch():
+    assert not {"torch", "fedsieve.core"} & set(imported(SOURCE / "experiments" / "store.py"))
+
+
+@pytest.mark.parametrize("forbidden", ["manual_seed", "logging", "print(", "time.", "open("])
+def test_the_core_has_no_files_no_clock_no_global_random_state(forbidden):
+    for part in ("core", "algorithms"):
+        for path in modules(part):
+            assert forbidden not in path.read_text(), path
+
+
+@pytest.mark.parametrize("words", ["['--help']", "[]", "['--version']"])
+def test_help_answers_without_torch(words):
+    code = f"import sys; from fedsieve.cli import main; sys.exit(main({words}) or ('torch' in sys.modules) * 9)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout

@@ -1,0 +1,69 @@
+import numpy as np
+import pytest
+import torch
+
+from fedsieve.core.types import Clock
+from fedsieve.engines.rows import deal
+from fedsieve.train import Population, cohort_size, sample_cohort
+
+
+def test_cohort_sizes_are_exact_and_never_zero():
+    assert cohort_size(100, 0.29) == 29
+    assert cohort_size(100, 0.05) == 5
+    assert cohort_size(3, 0.1) == 1
+
+
+def test_a_cohort_is_drawn_without_replacement_among_those_who_hold_rows():
+    population = Population(100, list(range(0, 100, 3)))
+    for t in range(50):
+        cohort = sample_cohort(population, 0.2, 0, t)
+        assert len(set(cohort)) == 20
+        assert cohort == sorted(cohort)
+        assert all(c % 3 == 0 for c in cohort)
+
+
+def test_a_small_population_takes_part_whole():
+    assert sample_cohort(Population(100, [1, 5]), 0.5, 0, 0) == [1, 5]
+
+
+def test_cohorts_differ_between_rounds_and_repeat_from_the_seed():
+    population = Population(100, range(100))
+    rounds = [tuple(sample_cohort(population, 0.05, 7, t)) for t in range(20)]
+    assert len(set(rounds)) > 15
+    assert rounds[3] == tuple(sample_cohort(population, 0.05, 7, 3))
+
+
+def test_every_client_takes_part_about_equally_often():
+    population = Population(20, range(20))
+    counts = np.bincount([c for t in range(2000) for c in sample_cohort(population, 0.25, 0, t)], minlength=20)
+    assert abs(counts - 500).max() < 5 * np.sqrt(2000 * 0.25 * 0.75)
+
+
+def test_a_deck_deals_every_row_once_before_any_row_again():
+    hand = deal(0, Clock(2, 10), 4, 40)
+    dealt = np.concatenate([hand(8, step, 5) for step in range(5)])
+    assert np.array_equal(np.sort(dealt), np.arange(40))
+    assert len(set(hand(8, 7, 5))) == 8
+
+
+def test_rows_repeat_within_a_batch_only_where_there_are_too_few():
+    assert np.bincount(deal(0, Clock(0, 1), 0, 3)(8, 0, 5)).tolist() in ([3, 3, 2], [3, 2, 3], [2, 3, 3])
+
+
+def test_gradient_methods_deal_one_hand_an_exchange_from_the_same_deck():
+    averaging = deal(0, Clock(1, 10), 4, 40)
+    hands = [deal(0, Clock(1, 10, exchange), 4, 40)(8, 0, 1) for exchange in range(5)]
+    assert np.array_equal(np.concatenate(hands), np.concatenate([averaging(8, step, 5) for step in range(5)]))
+
+
+@pytest.mark.usefixtures("few_test_rows")
+def test_a_round_in_which_nobody_answers_changes_nothing():
+    from fedsieve.core.types import Bytes, Exchanged
+    from fedsieve.experiments.run import Problem, Run
+    from fedsieve.train import start, train
+
+    run = Run(method="fed-avg", rounds=2)
+    server = start(run.algorithm, run.objective, 0, torch.float32)
+    rounds = list(train(run.algorithm, server, Problem(run).population, 0.05, lambda *_: Exchanged([], [], Bytes(), Bytes()), 2, 0))
+    assert torch.equal(rounds[-1].server.theta, server.theta)
+    assert rounds[-1].replied == []
