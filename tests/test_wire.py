@@ -1,6 +1,8 @@
 """The wire: round trips for any packet, sizes near the entropy limit, and nothing but PacketError for anything else."""
 
+import re
 from math import lgamma, log
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -201,3 +203,36 @@ def test_values_that_are_not_numbers_are_refused():
         packet = Packet(3, None, {"theta": Values(torch.tensor([1.0, bad, 2.0]), None, Coding.FLOAT32)}, {})
         with pytest.raises(PacketError, match="not finite"):
             decode(encode(packet, ADDRESS).join(), ADDRESS, 3)
+
+
+def vectors():
+    """The messages printed in docs/wire-format.md, in their order."""
+    text = (Path(__file__).parent.parent / "docs" / "wire-format.md").read_text()
+    return [bytes.fromhex(line) for line in re.findall(r"^ {6}([0-9a-f]+)$", text, flags=re.MULTILINE)]
+
+
+def test_the_specifications_test_vectors_are_what_is_written_and_read():
+    twenty = torch.arange(0, 1000, 20)
+    moved = torch.tensor(sorted(set(range(0, 1000, 20)) - {40} | {50}))
+    written = [
+        (opening(42, 1000), None),
+        (Packet(4, None, {"theta": Values(torch.tensor([0.5, -1, 0, 2]), None, Coding.FLOAT32)}, {}), None),
+        (
+            Packet(
+                100,
+                torch.tensor([3, 17, 40, 41, 99]),
+                {
+                    "weights": Values(torch.tensor([1, -2, 3, -128, 127], dtype=torch.int8), torch.tensor(0.25), Coding.HALVES8),
+                    "gates": Values(torch.tensor([0, 1, 128, 254, 255], dtype=torch.uint8), None, Coding.UNIT8),
+                },
+                {"rest_gate": torch.tensor(0.5)},
+            ),
+            None,
+        ),
+        (Packet(1000, moved, {"theta": Values(torch.full((50,), -8, dtype=torch.int8), torch.tensor(1.0), Coding.HALVES4)}, {}), twenty),
+    ]
+    assert len(vectors()) == len(written)
+    for message, (packet, reference) in zip(vectors(), written, strict=True):
+        assert encode(packet, ADDRESS, reference).join() == message
+        assert same(decode(message, ADDRESS, packet.size, reference), packet)
+    assert [message[3] for message in vectors()] == [wire.SEED, wire.DENSE, wire.SUBSET, wire.CHANGES]

@@ -110,7 +110,7 @@ def test_a_warm_up_sends_everything_and_then_only_the_top():
         ("fed-avg", {"steps": 0}, "algorithm.steps must be at least 1"),
         ("fed-avg", {"rate": -1.0}, "algorithm.rate must be above 0"),
         ("fed-avg", {"final_rate": 2.0}, "between 0 and 1"),
-        ("fed-l1", {"shrinkage": -0.1}, "algorithm.shrinkage must be at least 0"),
+        ("fed-l1", {"shrinkage": -0.1}, "algorithm.shrinkage is a fraction"),
         ("flops", {"low": 0.1}, "algorithm.low must be below 0"),
         ("flops", {"initial_logit_density": 1.0}, "logit is infinite"),
         ("flops", {"density": 1e-7}, "out of reach"),

@@ -27,7 +27,7 @@ def test_a_density_outside_its_range_is_refused(density):
 
 
 def test_a_density_that_keeps_nothing_is_refused_with_the_least_that_works():
-    with pytest.raises(ValueError, match="keeps none; use at least 0.001"):
+    with pytest.raises(ValueError, match=r"keeps none; use at least 0\.001"):
         selection.kept_count(0.0005, 1000)
 
 

@@ -1,6 +1,7 @@
 """Fed-HT (Tong et al. 2022): hard thresholding at the server only. The uplink is dense (decision D4)."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from jaxtyping import Float
 from torch import Tensor
@@ -29,3 +30,6 @@ class Thresholding(Averaging):
 @dataclass(frozen=True, kw_only=True)
 class FedHT(Thresholding):
     """Sparse downlink, dense uplink."""
+
+    rate: float = 1.5
+    batch: int | Literal["all"] = 64

@@ -1,6 +1,7 @@
 """FedIter-HT (Tong et al. 2022): hard thresholding after every local step and after averaging."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -17,6 +18,9 @@ from fedsieve.core.types import Clock
 @dataclass(frozen=True, kw_only=True)
 class FedIterHT(Thresholding):
     """theta <- H_m(theta - eta g) at every local step; sparse messages both ways (requirement 37)."""
+
+    rate: float = 1.5
+    batch: int | Literal["all"] = 64
 
     def project(self, theta: Float[Tensor, "k p"], client: Client, clock: Clock) -> Float[Tensor, "k p"]:
         """H_m."""

@@ -13,6 +13,7 @@ from fedsieve.core.types import Clock
 class FedRoundHT(Thresholding):
     """Dense local steps; the largest m weights travel, both ways."""
 
+    rate: float = 1.5
     memory: float = 0.9
 
     def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:

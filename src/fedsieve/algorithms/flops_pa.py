@@ -16,7 +16,7 @@ from fedsieve.core.constraint import Dual
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT
 from fedsieve.core.optimizers import Moments
 from fedsieve.core.packets import Packet, round_gates, round_values, sparse_packet
-from fedsieve.core.selection import Scaling, total_kept
+from fedsieve.core.selection import total_kept
 from fedsieve.core.streams import Draw
 from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
 
@@ -66,20 +66,25 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class FlopsPA(Gated):
-    """FLoPS with parameter averaging and sparse messages both ways."""
+    """FLoPS with parameter averaging and sparse messages both ways.
 
-    initial_logit_density: float = 0.5
-    scaling: Scaling = Scaling.LITERAL
-    scaling_rate: float = 0.1
+    The paper leaves the recipe open (decision E9). The default sends log_alpha itself, with gates at their median in local steps.
+    Recipe A: message gates, sampled everywhere, paper's inverse, literal scaling .1, rho_init .5.
+    Recipe B: message gates, deterministic everywhere, exact inverse, additive scaling .02, rest floor .3, rho_init .9, gate rate .05.
+    """
+
+    rate: float = 1.5
+    memory: float = 0.95
+    initial_logit_density: float = 0.9
+    scaling_rate: float = 0.02
     prune_start: float = 0.0
-    memory: float = 0.9
-    step_gates: GateNoise = GateNoise.SAMPLED
+    step_gates: GateNoise = GateNoise.DETERMINISTIC
     """gates in local steps: sampled, or at their median"""
     message_gates: GateNoise = GateNoise.SAMPLED
     """gates in messages: sampled, or at their median"""
     inverse: Inverse = Inverse.PAPER
     """how log_alpha is read off a received gate"""
-    message: Message = Message.GATES
+    message: Message = Message.LOG_ALPHA
     """what is sent for a gate: z, or log_alpha itself"""
     rest_floor: float = 1e-3
     """least gate of the weights that are not sent: at exactly 0 the support could never change"""

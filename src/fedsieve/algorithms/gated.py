@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedsieve.algorithms.method import Method, above_zero, at_least, exactly, fraction
-from fedsieve.core import constraint, gates, selection
+from fedsieve.core import constraint, gates, optimizers, selection
 from fedsieve.core.constraint import Dual, Form
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT, GateAtTest, HardConcrete
 from fedsieve.core.optimizers import Moments, no_moments
@@ -70,7 +70,7 @@ class Gated(Method, ABC):
     """constraint in counts, or over the number of weights as in the paper"""
     dual: Dual = Dual.ASCENT
     """multiplier by ascent with restart, solved exactly, or off"""
-    dual_rate: float = 0.01
+    dual_rate: float = 1e-4
     """step of the dual ascent (the paper: of the order 1/size)"""
     scaling: Scaling = Scaling.ADDITIVE
     """how log_alpha is pushed apart at the top weights and elsewhere"""
@@ -120,7 +120,9 @@ class Gated(Method, ABC):
         slopes = []
         for r in range(self.samples):
             gate = self.client_gates(log_alpha, draw(f"gates {r}", weights.shape[-1]))
-            gradient, size = self.descend(objective, weights * gate.value, batch, clock)
+            loss, gradient = objective.gradient(weights * gate.value, batch)
+            size = self.step_size(loss, gradient * gate.value, batch, clock)
+            gradient = optimizers.clipped(gradient, self.clip)
             slopes.append(Slopes(gradient * gate.value, gradient * weights * gate.slope, size))
         if self.samples == 1:
             return slopes[0]

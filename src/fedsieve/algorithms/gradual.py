@@ -34,5 +34,8 @@ class Masked(Averaging):
 class Gradual(Masked, Thresholding):
     """Dense at first, cut along a cubic, fine-tuned under the mask."""
 
+    rate: float = 1.5
     schedule: Schedule = Schedule.CUBIC
     start_density: float = 1.0
+    schedule_start: float = 0.2
+    schedule_end: float = 0.6

@@ -48,6 +48,8 @@ class Method:
     """how the density of messages falls to its target"""
     start_density: float = 0.5
     """density of messages when a falling schedule begins"""
+    schedule_start: float = 0.0
+    """part of the rounds before a falling schedule begins to fall"""
     schedule_end: float = 0.5
     """part of the rounds after which the schedule has reached its target"""
     warmup: int = 0
@@ -65,7 +67,8 @@ class Method:
         at_least(1, steps=self.steps, **({} if self.batch == "all" else {"batch": self.batch}))
         at_least(0, warmup=self.warmup, memory=self.memory)
         above_zero(rate=self.rate, final_rate=self.final_rate, clip=self.clip, server_rate=self.server_rate)
-        fraction(start_density=self.start_density, schedule_end=self.schedule_end, final_rate=self.final_rate)
+        fraction(start_density=self.start_density, final_rate=self.final_rate)
+        fraction(schedule_start=self.schedule_start, schedule_end=self.schedule_end)
         if self.bits not in PRECISIONS:
             raise ValueError(f"bits must be one of {', '.join(map(str, PRECISIONS))}, the precisions of a message; got {self.bits}")
 
@@ -101,9 +104,9 @@ class Method:
         """The density of this round's messages: 1 while warming up, then the schedule's."""
         if clock.round < self.warmup:
             return 1.0
-        length = max(self.schedule_end * (clock.rounds - self.warmup), 1)
-        start = max(self.start_density, self.density)
-        return selection.scheduled_density(self.density, start, (clock.round - self.warmup) / length, self.schedule)
+        begin = self.schedule_start * clock.rounds
+        progress = (clock.round - begin) / max(self.schedule_end * clock.rounds - begin, 1)
+        return selection.scheduled_density(self.density, max(self.start_density, self.density), max(progress, 0.0), self.schedule)
 
     def message_budget(self, layout: Layout, clock: Clock) -> Budget:
         """How many weights each layer may send this round."""
@@ -118,13 +121,16 @@ class Method:
 
     # One step and one message
 
+    def step_size(self, loss: Float[Tensor, " k"], gradient: Float[Tensor, "k p"], batch: Batch, clock: Clock) -> Float[Tensor, "k 1"]:
+        """Each client's step along the gradient it follows, found before clipping."""
+        return optimizers.step_size(self.step_rule, self.rate * self.decay(clock), loss, gradient, batch.smoothness)
+
     def descend(
         self, objective: Objective, theta: Float[Tensor, "k p"], batch: Batch, clock: Clock
     ) -> tuple[Float[Tensor, "k p"], Float[Tensor, "k 1"]]:
-        """The clipped gradient of the batch loss at theta, and each client's step size, found before clipping."""
+        """The clipped gradient of the batch loss at theta, and the step along it."""
         loss, gradient = objective.gradient(theta, batch)
-        size = optimizers.step_size(self.step_rule, self.rate * self.decay(clock), loss, gradient, batch.smoothness)
-        return optimizers.clipped(gradient, self.clip), size
+        return optimizers.clipped(gradient, self.clip), self.step_size(loss, gradient, batch, clock)
 
     def pack(self, vector: Float[Tensor, "*k p"], chosen: Bool[Tensor, "*k p"], parts: Budget, draw: Draw) -> Packet:
         """The chosen entries of a vector as a message."""
