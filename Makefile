@@ -15,8 +15,8 @@ demo: $(STAMP)
 	$(BIN)/fedsieve train
 
 lint: $(STAMP)
-	$(BIN)/ruff format --check src tests
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests benchmarks tools
+	$(BIN)/ruff check src tests benchmarks tools
 
 test: lint
 	$(BIN)/python -m pytest -m 'not long'
@@ -24,8 +24,11 @@ test: lint
 test-all: lint
 	$(BIN)/python -m pytest
 
-bench docs: $(STAMP)
-	@echo "nothing here yet: make $@ comes with a later version" && exit 1
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks
+
+docs: $(STAMP)
+	$(BIN)/python tools/cli_reference.py
 
 clean:
 	rm -rf .venv

@@ -93,6 +93,14 @@ def test_a_run_folder_holds_what_reproduces_and_explains_the_run(capsys, tmp_pat
     assert np.array_equal(trace["supports"][-1], model["index"])
 
 
+def test_bytes_may_be_sampled_and_the_result_says_so(capsys):
+    real, sampled = trained(capsys, "--method", "fed-avg"), trained(capsys, "--method", "fed-avg", "--bytes", "sampled")
+    assert (real["bytes_counted"], sampled["bytes_counted"]) == ("encoded", "sampled")
+    assert sampled["bytes_up"] == real["bytes_up"]  # dense messages all weigh the same
+    sparse = [trained(capsys, "--bytes", how)["bytes_up"] for how in ("encoded", "sampled")]
+    assert abs(sparse[1] - sparse[0]) < 0.1 * sparse[0]
+
+
 def test_the_resolved_configuration_gives_the_same_model_again(capsys, tmp_path):
     for method in ("flops-pa", "fed-l1"):
         one = trained(capsys, "--method", method, "--out", f"{method}-one", "--algorithm.bits", "16", "--federation.weights", "sqrt")

@@ -65,4 +65,6 @@ def test_a_sparse_model_predicts_what_the_dense_product_says():
     theta = torch.zeros(150, dtype=torch.float64)
     theta[[3, 60, 149]] = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
     x = torch.randn(20, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    torch.testing.assert_close(objective.predict(theta, x), x @ theta.view(3, 50).T)
+    by_feature = x.T.contiguous().T
+    for rows in (x, by_feature):
+        torch.testing.assert_close(objective.predict(theta, rows), x @ theta.view(3, 50).T)

@@ -1,6 +1,7 @@
 """The wire: round trips for any packet, sizes near the entropy limit, and nothing but PacketError for anything else."""
 
 import re
+import tracemalloc
 from math import lgamma, log
 from pathlib import Path
 
@@ -190,6 +191,64 @@ def test_altered_bytes_under_a_valid_checksum_give_a_packet_or_a_packet_error(da
         return
     if packet.support is not None:
         assert (packet.support.diff() > 0).all() and (len(packet.support) == 0 or (0 <= packet.support[0] and packet.support[-1] < 500))
+
+
+def malformed(rng: np.random.Generator, other: bytes) -> bytes:
+    """A truncated, bit-flipped, spliced or random string, half of them under a valid checksum."""
+    body = bytearray(MESSAGE[:-4])
+    how = rng.integers(4)
+    if how == 0:
+        body = body[: rng.integers(len(body))]
+    elif how == 1:
+        for where in rng.integers(0, len(body), rng.integers(1, 4)):
+            body[where] ^= 1 << int(rng.integers(8))
+    elif how == 2:
+        body = body[: rng.integers(len(body))] + other[rng.integers(len(other)) : -4]
+    else:
+        body = bytearray(MESSAGE[:2] + rng.bytes(int(rng.integers(1, 120))))
+    return sealed(bytes(body)) if rng.random() < 0.5 else bytes(body) + MESSAGE[-4:]
+
+
+def refuse_malformed(count: int) -> tuple[int, int]:
+    """How many strings were refused, and the most memory a decoder took, in bytes."""
+    rng = np.random.default_rng(count)
+    reference = torch.arange(0, 500, 12)
+    other = encode(Packet(500, torch.arange(3, 499, 12), {}, {}), ADDRESS, reference).join()
+    refused = 0
+    tracemalloc.start()
+    for _ in range(count):
+        try:
+            decode(malformed(rng, other), ADDRESS, 500, reference)
+        except PacketError:
+            refused += 1
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return refused, most
+
+
+def test_malformed_strings_are_refused_in_bounded_memory():
+    refused, most = refuse_malformed(10_000)
+    assert refused > 9_000  # what is left differs from the message only in its values
+    assert most < 1 << 20
+
+
+@pytest.mark.long
+def test_a_million_malformed_strings_are_refused_in_bounded_memory():
+    refused, most = refuse_malformed(1_000_000)
+    assert refused > 900_000
+    assert most < 1 << 20
+
+
+def test_a_packet_cannot_ask_for_more_memory_than_its_bytes_pay_for():
+    """A short message that announces the largest size and count this model allows."""
+    n = 100_000_000
+    body = MESSAGE[:8] + b"".join(map(wire._varint, (12, 3, n, n // 2))) + b"\x10\x30" + b"\x00" * 40
+    tracemalloc.start()
+    with pytest.raises(PacketError):
+        decode(sealed(body), ADDRESS, n)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 1 << 20
 
 
 @given(st.binary(max_size=200))

@@ -17,11 +17,12 @@ from fedsieve.algorithms import METHODS, algorithm_class
 from fedsieve.algorithms.method import Method
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments import store
-from fedsieve.experiments.run import TASKS, Engine, Federation, Precision, Problem, Run, execute, summary
+from fedsieve.experiments.run import TASKS, Counting, Engine, Federation, Precision, Problem, Run, execute, summary
 from fedsieve.options import section, typed
 from fedsieve.show import Rounds, amount, number, size
 
 DEFAULT_METHOD = "flops-pa"
+SAMPLED = {Counting.ENCODED: "", Counting.SAMPLED: " (estimated from one reply an exchange)"}
 Task = Literal["lr", "lg", "mc"]
 MethodName = Literal[tuple(METHODS)]
 
@@ -42,6 +43,7 @@ def train_command(named: str | None) -> Callable[..., int]:
         precision: Precision = Precision.SINGLE,
         device: str = "cpu",
         threads: int = 1,
+        bytes: Counting = Counting.ENCODED,
         config: Path | None = None,
         out: Path | None = None,
         quiet: Annotated[bool, Parameter(negative="")] = False,
@@ -72,6 +74,8 @@ def train_command(named: str | None) -> Callable[..., int]:
             where tensors live
         threads
             threads for tensor arithmetic; results repeat bit for bit for one number of threads
+        bytes
+            encoded: every message is; sampled: one reply an exchange stands for all
         config
             a TOML file with any of these settings; flags win over it
         out
@@ -91,6 +95,7 @@ def train_command(named: str | None) -> Callable[..., int]:
             precision=precision,
             device=device,
             threads=threads,
+            bytes=bytes,
             data=data,
             federation=federation,
             algorithm=cls(**typed(algorithm)),
@@ -153,7 +158,8 @@ def show_result(run: Run, result: dict[str, Any], folder: Path) -> None:
     if result["expected_density"] is not None:
         table.add_row("expected density", f"{number(result['expected_density'])} before the final cut")
     table.add_row("bytes sent", f"{size(sent)} instead of {size(result['bytes_dense'])} dense")
-    table.add_row("  up, down", f"{size(result['bytes_up'])}, {size(result['bytes_down'])}")
+    table.add_row("  up, down", f"{size(result['bytes_up'])}, {size(result['bytes_down'])}{SAMPLED[run.bytes]}")
+    table.add_row("  by the paper's formula", f"{size(result['bytes_up_formula'])}, {size(result['bytes_down_formula'])}")
     table.add_row("time", f"{amount(result['seconds'])} s")
     table.add_row("run folder", str(folder))
     Console(highlight=False).print(table)
@@ -174,6 +180,7 @@ def compare_command() -> Callable[..., int]:
         precision: Precision = Precision.SINGLE,
         device: str = "cpu",
         threads: int = 1,
+        bytes: Counting = Counting.ENCODED,
         config: Path | None = None,
         out: Path | None = None,
         quiet: Annotated[bool, Parameter(negative="")] = False,
@@ -204,6 +211,8 @@ def compare_command() -> Callable[..., int]:
             where tensors live
         threads
             threads for tensor arithmetic
+        bytes
+            encoded: every message is; sampled: one reply an exchange stands for all
         config
             a TOML file with any of these settings; flags win over it
         out
@@ -215,7 +224,7 @@ def compare_command() -> Callable[..., int]:
         """
         names, numbers = comparison.parse(methods, seeds)
         common = {"task": task, "density": density, "rounds": rounds, "engine": engine, "precision": precision}
-        common |= {"device": device, "threads": threads, "data": data, "federation": federation}
+        common |= {"device": device, "threads": threads, "bytes": bytes, "data": data, "federation": federation}
         shared = typed(algorithm, optional=True)
         runs = [[Run(**common, method=name, seed=s, algorithm=algorithm_class(name)(**shared)) for name in names] for s in numbers]
         folder = store.claim(out or Path("runs") / comparison.identity(runs), chosen=out is not None)

@@ -30,6 +30,8 @@ class Batched:
     fingerprint: int
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
+    sample_bytes: bool = False
+    """encode one reply an exchange and count it for all: their sizes differ only where supports do"""
 
     def __call__(self, clock: Clock, packet: Packet, clients: Sequence[int]) -> Exchanged:
         """Send, let the cohort compute, collect."""
@@ -45,7 +47,10 @@ class Batched:
             packets = self._answers(clock, received, chunk)
             for i, (client, finite) in enumerate(zip(chunk, packets.finite().tolist(), strict=True)):
                 reply = packets.at(i)
-                up = up.plus(weigh(wire.encode(reply, address, packet.support)))
+                if not self.sample_bytes:
+                    up = up.plus(weigh(wire.encode(reply, address, packet.support)))
+                elif up == Bytes():
+                    up = weigh(wire.encode(reply, address, packet.support)).times(len(clients))
                 if finite:
                     replies.append(Reply(client, reply, self.rows.examples(client)))
                 else:

@@ -52,6 +52,15 @@ class Precision(StrEnum):
     DOUBLE = "double"
 
 
+class Counting(StrEnum):
+    """How bytes are counted in simulation."""
+
+    ENCODED = "encoded"
+    """every message is encoded"""
+    SAMPLED = "sampled"
+    """one reply of each exchange is encoded and stands for all: faster, totals only"""
+
+
 class Centring(StrEnum):
     """Whether clients centre their own features (and, for regression, targets) before training (decision F3)."""
 
@@ -111,6 +120,7 @@ class Run:
     precision: Precision = Precision.SINGLE
     device: str = "cpu"
     threads: int = 1
+    bytes: Counting = Counting.ENCODED
     data: Synthetic = field(default_factory=Synthetic)
     federation: Federation = field(default_factory=Federation)
     algorithm: Method | None = None
@@ -136,6 +146,8 @@ class Run:
         federation, objective = self.federation, self.objective
         if self.rounds < 1:
             raise ValueError(f"rounds must be at least 1; got {self.rounds}")
+        if self.bytes is Counting.SAMPLED and self.engine is Engine.LOOP:
+            raise ValueError("--bytes sampled has no meaning with --engine loop, which passes every message as bytes; use --engine batched")
         if self.threads < 1:
             raise ValueError(f"threads must be at least 1; got {self.threads}")
         if self.seed < 0:
@@ -250,17 +262,10 @@ class Problem:
 
     def exchange(self, rows: Rows, seed: int) -> Exchange:
         """The chosen engine over some rows."""
-        engine = Loop if self.run.engine is Engine.LOOP else Batched
         run = self.run
-        return engine(
-            algorithm=run.algorithm,
-            objective=run.objective,
-            rows=rows,
-            seed=seed,
-            fingerprint=run.fingerprint,
-            dtype=run.dtype,
-            device=run.device,
-        )
+        parts = {"algorithm": run.algorithm, "objective": run.objective, "rows": rows, "seed": seed, "fingerprint": run.fingerprint}
+        parts |= {"dtype": run.dtype, "device": run.device}
+        return Loop(**parts) if run.engine is Engine.LOOP else Batched(**parts, sample_bytes=run.bytes is Counting.SAMPLED)
 
     def measure(self, theta: Tensor) -> dict[str, float]:
         """Test metrics of a parameter vector."""
@@ -365,6 +370,7 @@ def summary(run: Run, problem: Problem, rows: list[dict[str, Any]], theta: Tenso
         "expected_density": last.get("expected_density"),
         "test_density": last.get("test_density"),
         **totals,
+        "bytes_counted": run.bytes.value,
         "seconds": last["seconds"],
         "best_possible": problem.measure(problem.truth.reshape(-1))[metric],
         "bytes_dense": 2

@@ -73,12 +73,12 @@ class Linear:
                 return loss, (torch.sigmoid(logits) - target) / cells
 
     def predict(self, theta: Float[Tensor, " p"], x: Float[Tensor, "n f"]) -> Float[Tensor, "n c"]:
-        """Predictions (LR) or logits; a sparse model reads only the columns it uses."""
+        """Predictions (LR) or logits; of rows held feature by feature, a sparse model reads only the features it uses."""
         matrix = theta.view(self.outputs, self.features)
         used = matrix.any(0).nonzero()[:, 0]
-        if len(used) > self.features // 2:
+        if x.stride(0) != 1 or len(used) > self.features // 2:
             return x @ matrix.T
-        return x.index_select(1, used) @ matrix.index_select(1, used).T
+        return (matrix.index_select(1, used) @ x.T.index_select(0, used)).T
 
     def smoothness(self, rows: Batch, batch: int, iterations: int = 8) -> Float[Tensor, ""]:
         """L of a mini-batch of size B: between L of all rows (power iteration) and of the worst row (expected smoothness, Gower 2019)."""

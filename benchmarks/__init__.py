@@ -1,0 +1,1 @@
+"""Measurements that are not tests: their own commands, ratios side by side."""

@@ -1,0 +1,42 @@
+"""`python -m benchmarks.precision`: what 8-bit (and 4-bit) messages cost in accuracy, against 32 bits, paired over seeds 10-14."""
+
+import sys
+
+import numpy as np
+
+from fedsieve.algorithms import algorithm_class
+from fedsieve.experiments.run import TASKS, Problem, Run, execute
+
+SEEDS = range(10, 15)
+METHODS = ("flops", "flops-pa", "fed-iter-ht", "fed-round-ht", "fed-avg")
+
+
+def values(task: str, name: str, bits: int, problems: dict[int, Problem]) -> np.ndarray:
+    """The metric of each seed."""
+    found = []
+    for seed, problem in problems.items():
+        run = Run(task=task, method=name, seed=seed, algorithm=algorithm_class(name)(bits=bits))
+        for step in execute(run, problem.for_run(run)):
+            last = step.row
+        found.append(last[TASKS[task][2]])
+    return np.array(found)
+
+
+def main() -> None:
+    """Print a table in Markdown."""
+    tasks = sys.argv[1].split(",") if len(sys.argv) > 1 else list(TASKS)
+    print("| task | method | 32 bits | 8 bits - 32 bits (se) | 4 bits - 32 bits (se) |")
+    print("|---|---|---|---|---|")
+    for task in tasks:
+        problems = {seed: Problem(Run(task=task, seed=seed)) for seed in SEEDS}
+        for name in METHODS:
+            full = values(task, name, 32, problems)
+            cells = []
+            for bits in (8, 4):
+                difference = values(task, name, bits, problems) - full
+                cells.append(f"{difference.mean():+.4f} ({difference.std(ddof=1) / len(difference) ** 0.5:.4f})")
+            print(f"| {task} | {name} | {full.mean():.4f} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
