@@ -5,7 +5,8 @@ import sys
 import numpy as np
 
 from fedsieve.algorithms import algorithm_class
-from fedsieve.experiments.run import TASKS, Problem, Run, execute
+from fedsieve.experiments.run import Problem, Run, execute
+from fedsieve.experiments.tasks import TASKS
 
 SEEDS = range(10, 15)
 METHODS = ("flops", "flops-pa", "fed-iter-ht", "fed-round-ht", "fed-avg")
@@ -18,7 +19,7 @@ def values(task: str, name: str, bits: int, problems: dict[int, Problem]) -> np.
         run = Run(task=task, method=name, seed=seed, algorithm=algorithm_class(name)(bits=bits))
         for step in execute(run, problem.for_run(run)):
             last = step.row
-        found.append(last[TASKS[task][2]])
+        found.append(last[TASKS[task].metric])
     return np.array(found)
 
 

@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from fedsieve.core.streams import stream
 from fedsieve.data.partition import Partition, by_clusters, by_label, by_quantity, iid
-from fedsieve.data.synthetic import Shift, Spread, Synthetic, correlated_rows, generate, true_coefficients
+from fedsieve.data.spread import Spread
+from fedsieve.data.synthetic import Shift, Synthetic, correlated_rows, generate, true_coefficients
 
 SPREAD = Spread(20, Partition.QUANTITY, 0.5)
 

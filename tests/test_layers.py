@@ -23,7 +23,7 @@ OUTSIDE = {
     "algorithms": {"torch", "jaxtyping"},
     "train": {"torch"},
     "wire": {"torch", "numpy"},
-    "engines": {"torch", "numpy"},
+    "engines": {"torch", "numpy", "scipy"},
 }
 
 

@@ -16,7 +16,7 @@ def test_the_ten_lines_of_python_do_what_the_readme_says(capsys):
 
 def test_every_method_and_task_is_in_the_readme():
     from fedsieve.algorithms import METHODS
-    from fedsieve.experiments.run import TASKS
+    from fedsieve.experiments.tasks import TASKS
 
     for name in (*METHODS, *TASKS):
         assert f"`{name}`" in README

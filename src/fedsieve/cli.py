@@ -81,11 +81,12 @@ def _later() -> None:
 def _command(name: str, words: list[str]) -> Callable[..., int]:
     from fedsieve import commands
 
-    if name == "compare":
-        return commands.compare_command()
     config = peek(words, "--config")
-    named = peek(words, "--method") or (read_toml(config).get("method") if config else None)
-    return commands.train_command(named)
+    settings = read_toml(config) if config else {}
+    task = peek(words, "--task") or settings.get("task")
+    if name == "compare":
+        return commands.compare_command(task)
+    return commands.train_command(task, peek(words, "--method") or settings.get("method"))
 
 
 def peek(words: list[str], flag: str) -> str | None:

@@ -15,28 +15,29 @@ from safetensors.torch import save
 from fedsieve import comparison
 from fedsieve.algorithms import METHODS, algorithm_class
 from fedsieve.algorithms.method import Method
-from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments import store
-from fedsieve.experiments.run import TASKS, Counting, Engine, Federation, Precision, Problem, Run, execute, summary
+from fedsieve.experiments.run import Counting, Engine, Federation, Judge, Precision, Problem, Run, execute, summary
+from fedsieve.experiments.tasks import TASKS
 from fedsieve.options import section, typed
 from fedsieve.show import Rounds, amount, number, size
 
 DEFAULT_METHOD = "flops-pa"
 SAMPLED = {Counting.ENCODED: "", Counting.SAMPLED: " (estimated from one reply an exchange)"}
-Task = Literal["lr", "lg", "mc"]
+TaskName = Literal[tuple(TASKS)]
 MethodName = Literal[tuple(METHODS)]
 
 
-def train_command(named: str | None) -> Callable[..., int]:
-    """`fedsieve train` with the options of the named method."""
+def train_command(named_task: str | None, named: str | None) -> Callable[..., int]:
+    """`fedsieve train` with the options of the named task and method."""
+    about = TASKS[named_task if named_task in TASKS else "lr"]
     cls = algorithm_class(named if named in METHODS else DEFAULT_METHOD)
-    options = section(cls, "AlgorithmOptions")
+    options = section(cls, "AlgorithmOptions", defaults=about.settings)
 
     def train(
         *,
-        task: Task = "lr",
+        task: TaskName = "lr",
         method: MethodName = DEFAULT_METHOD,
-        density: float = 0.05,
+        density: float | None = None,
         rounds: int | None = None,
         seed: int = 0,
         engine: Engine = Engine.BATCHED,
@@ -44,11 +45,12 @@ def train_command(named: str | None) -> Callable[..., int]:
         device: str = "cpu",
         threads: int = 1,
         bytes: Counting = Counting.ENCODED,
+        judge: Judge = Judge.TEST,
         config: Path | None = None,
         out: Path | None = None,
         quiet: Annotated[bool, Parameter(negative="")] = False,
         json: Annotated[bool, Parameter(negative="")] = False,
-        data: Synthetic = Synthetic(),  # noqa: B008
+        data=about.options(),  # noqa: ANN001, B008
         federation: Federation = Federation(),  # noqa: B008
         algorithm=options(),  # noqa: ANN001, B008
     ) -> int:
@@ -57,11 +59,11 @@ def train_command(named: str | None) -> Callable[..., int]:
         Parameters
         ----------
         task
-            lr: sparse regression, lg: two classes, mc: many classes
+            what is learned; --data.* are the options of this task
         method
             who learns; --algorithm.* are the options of this method
         density
-            fraction of weights that may be non-zero
+            fraction of weights that may be non-zero (default: the task's, mostly 0.05)
         rounds
             rounds of training (default: 50 for gradient methods, 100 for the others)
         seed
@@ -76,6 +78,8 @@ def train_command(named: str | None) -> Callable[..., int]:
             threads for tensor arithmetic; results repeat bit for bit for one number of threads
         bytes
             encoded: every message is; sampled: one reply an exchange stands for all
+        judge
+            rows a run is measured on: test, or for tuning a tenth of each client's rows held out (validation)
         config
             a TOML file with any of these settings; flags win over it
         out
@@ -96,6 +100,7 @@ def train_command(named: str | None) -> Callable[..., int]:
             device=device,
             threads=threads,
             bytes=bytes,
+            judge=judge,
             data=data,
             federation=federation,
             algorithm=cls(**typed(algorithm)),
@@ -108,7 +113,7 @@ def train_command(named: str | None) -> Callable[..., int]:
             show_result(run, result, folder)
         return 0
 
-    train.__annotations__["algorithm"] = options
+    train.__annotations__ |= {"algorithm": options, "data": about.options}
     return train
 
 
@@ -129,7 +134,7 @@ def train_run(run: Run, problem: Problem, folder: Path, *, quiet: bool) -> dict[
                 supports.append(step.theta.nonzero()[:, 0].numpy(force=True).astype(np.int32))
                 histograms += [] if step.histogram is None else [step.histogram]
                 store.append(file, step.row)
-                bar.advance(TASKS[run.task][2], step.row)
+                bar.advance(run.metric, step.row)
     finally:
         if rows:
             trace = {"gate_histogram": np.stack(histograms), "gate_edges": np.linspace(0, 1, 21)} if histograms else {}
@@ -147,45 +152,49 @@ def show_result(run: Run, result: dict[str, Any], folder: Path) -> None:
     """The table a newcomer reads."""
     table = Table(title=f"{run.method} on {run.task}, {result['rounds']} rounds", show_header=False, title_justify="left")
     kept, total = result["nonzero"], result["size"]
-    found = round(result["tdr"] * kept)
     sent = result["bytes_up"] + result["bytes_down"]
     table.add_row("weights kept", f"exactly {kept} of {total}")
-    table.add_row(
-        "of these right",
-        f"{'all ' if found == kept else ''}{found} (of {round(found / max(result['recall'], 1e-9))} true ones)" if found else "none",
-    )
-    table.add_row(f"test {result['metric']}", f"{number(result['value'])} (best possible {number(result['best_possible'])})")
+    if result["tdr"] is not None:
+        found = round(result["tdr"] * kept)
+        true = round(found / max(result["recall"], 1e-9))
+        table.add_row("of these right", f"{'all ' if found == kept else ''}{found} (of {true} true ones)" if found else "none")
+    best = "" if result["best_possible"] is None else f" (best possible {number(result['best_possible'])})"
+    table.add_row(f"{run.judge} {result['metric']}", f"{number(result['value'])}{best}")
     if result["expected_density"] is not None:
         table.add_row("expected density", f"{number(result['expected_density'])} before the final cut")
     table.add_row("bytes sent", f"{size(sent)} instead of {size(result['bytes_dense'])} dense")
     table.add_row("  up, down", f"{size(result['bytes_up'])}, {size(result['bytes_down'])}{SAMPLED[run.bytes]}")
     table.add_row("  by the paper's formula", f"{size(result['bytes_up_formula'])}, {size(result['bytes_down_formula'])}")
     table.add_row("time", f"{amount(result['seconds'])} s")
+    if result["note"]:
+        table.add_row("data", result["note"])
     table.add_row("run folder", str(folder))
     Console(highlight=False).print(table)
 
 
-def compare_command() -> Callable[..., int]:
-    """`fedsieve compare` with the options all methods share."""
+def compare_command(named_task: str | None) -> Callable[..., int]:
+    """`fedsieve compare` with the options of the named task and those all methods share."""
+    about = TASKS[named_task if named_task in TASKS else "lr"]
     options = section(Method, "SharedOptions", optional=True)
 
     def compare(
         *,
-        task: Task = "lr",
+        task: TaskName = "lr",
         methods: str = "flops-pa,fed-iter-ht,fed-avg",
         seeds: str = "0,1,2",
-        density: float = 0.05,
+        density: float | None = None,
         rounds: int | None = None,
         engine: Engine = Engine.BATCHED,
         precision: Precision = Precision.SINGLE,
         device: str = "cpu",
         threads: int = 1,
         bytes: Counting = Counting.ENCODED,
+        judge: Judge = Judge.TEST,
         config: Path | None = None,
         out: Path | None = None,
         quiet: Annotated[bool, Parameter(negative="")] = False,
         json: Annotated[bool, Parameter(negative="")] = False,
-        data: Synthetic = Synthetic(),  # noqa: B008
+        data=about.options(),  # noqa: ANN001, B008
         federation: Federation = Federation(),  # noqa: B008
         algorithm=options(),  # noqa: ANN001, B008
     ) -> int:
@@ -194,13 +203,13 @@ def compare_command() -> Callable[..., int]:
         Parameters
         ----------
         task
-            lr: sparse regression, lg: two classes, mc: many classes
+            what is learned; --data.* are the options of this task
         methods
             names, separated by commas; the first is what the others are compared with
         seeds
             whole numbers, separated by commas
         density
-            fraction of weights that may be non-zero
+            fraction of weights that may be non-zero (default: the task's, mostly 0.05)
         rounds
             rounds for every method (default: each method's own)
         engine
@@ -213,6 +222,8 @@ def compare_command() -> Callable[..., int]:
             threads for tensor arithmetic
         bytes
             encoded: every message is; sampled: one reply an exchange stands for all
+        judge
+            rows a run is measured on: test, or for tuning a tenth of each client's rows held out (validation)
         config
             a TOML file with any of these settings; flags win over it
         out
@@ -224,9 +235,10 @@ def compare_command() -> Callable[..., int]:
         """
         names, numbers = comparison.parse(methods, seeds)
         common = {"task": task, "density": density, "rounds": rounds, "engine": engine, "precision": precision}
-        common |= {"device": device, "threads": threads, "bytes": bytes, "data": data, "federation": federation}
+        common |= {"device": device, "threads": threads, "bytes": bytes, "judge": judge, "data": data, "federation": federation}
         shared = typed(algorithm, optional=True)
-        runs = [[Run(**common, method=name, seed=s, algorithm=algorithm_class(name)(**shared)) for name in names] for s in numbers]
+        chosen = {name: algorithm_class(name)(**(about.settings | shared)) for name in names}
+        runs = [[Run(**common, method=name, seed=s, algorithm=algorithm) for name, algorithm in chosen.items()] for s in numbers]
         folder = store.claim(out or Path("runs") / comparison.identity(runs), chosen=out is not None)
         histories: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in names}
         for per_seed in runs:
@@ -236,7 +248,7 @@ def compare_command() -> Callable[..., int]:
                 inner.mkdir()
                 train_run(run, problem.for_run(run), inner, quiet=quiet)
                 histories[run.method].append(store.read_metrics(inner))
-        result = comparison.compare(histories, TASKS[task][2], numbers)
+        result = comparison.compare(histories, TASKS[task].metric, numbers)
         result = {"run": str(folder), "task": task, **result}
         store.replace(folder / store.RESULT, json_text.dumps(result, indent=1).encode())
         if json:
@@ -245,5 +257,5 @@ def compare_command() -> Callable[..., int]:
             comparison.show(result)
         return 0
 
-    compare.__annotations__["algorithm"] = options
+    compare.__annotations__ |= {"algorithm": options, "data": about.options}
     return compare

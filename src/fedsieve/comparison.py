@@ -85,7 +85,7 @@ def compare(histories: dict[str, list[list[Row]]], metric: str, seeds: list[int]
             "rounds": len(per_seed[0]),
             "equal_rounds": {**spread(final[name]), **paired(final[name], final[base]), "values": final[name]},
             "equal_bytes": {**spread(equal[name]), **paired(equal[name], equal[base]), "values": equal[name]},
-            "tdr": spread([rows[-1]["tdr"] for rows in per_seed]),
+            "tdr": spread([rows[-1].get("tdr") for rows in per_seed]),
             **{
                 f"bytes_{way}{part}": float(np.mean([sum(row[f"bytes_{way}{part}"] for row in rows) for rows in per_seed]))
                 for way in ("up", "down")
@@ -121,6 +121,12 @@ def show(result: dict[str, Any]) -> None:
         for name, entry in result["methods"].items():
             part = entry[key]
             own = "" if name == result["base"] else _difference(part)
-            table.add_row(name, _mean_sd(part), own, f"{entry['tdr']['mean']:.2f}", size(entry["bytes_up"] + entry["bytes_down"]))
+            table.add_row(
+                name,
+                _mean_sd(part),
+                own,
+                "" if entry["tdr"]["mean"] is None else f"{entry['tdr']['mean']:.2f}",
+                size(entry["bytes_up"] + entry["bytes_down"]),
+            )
         console.print(table)
     console.print(f"runs in {result['run']}")

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import textwrap
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, field, fields, make_dataclass
 from typing import Annotated, Any, get_type_hints
 
@@ -27,13 +28,13 @@ def visible(cls: type) -> list[Field]:
     return [f for f in fields(cls) if f.init and "section" not in f.metadata]
 
 
-def section(cls: type, name: str, *, optional: bool = False) -> type:
-    """A dataclass for the parser with the visible fields of `cls`; `optional` makes every default None (leave it to the method)."""
+def section(cls: type, name: str, *, optional: bool = False, defaults: Mapping[str, Any] | None = None) -> type:
+    """A dataclass for the parser with the visible fields of `cls`; `optional` makes every default None, `defaults` replaces some."""
     hints, texts = get_type_hints(cls), field_help(cls)
     made: list[tuple[str, Any, Any]] = []
     for f in visible(cls):
         kind = hints[f.name] | None if optional else hints[f.name]
-        default = None if optional else f.default
+        default = None if optional else (defaults or {}).get(f.name, f.default)
         assert default is not MISSING, f"{cls.__name__}.{f.name} needs a default that works"
         made.append((f.name, Annotated[kind, Parameter(help=texts.get(f.name, ""))], field(default=default)))
     # Without a module of its own the parser takes the class for one of Python's and does not look inside.

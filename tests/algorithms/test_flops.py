@@ -73,7 +73,7 @@ def test_one_sgd_update_of_all_three_variables_is_the_papers():
     p = gates.active_probability(flops.shape, server.log_alpha)
     torch.testing.assert_close(after.weights, server.weights - 0.1 * mean[0])
     torch.testing.assert_close(after.log_alpha, server.log_alpha - 0.2 * (mean[1] + 2.0 * p * (1 - p) / 12))
-    torch.testing.assert_close(after.multiplier, 2.0 + 0.3 * (p.mean() - 0.05))
+    torch.testing.assert_close(after.multiplier, 2.0 + 0.3 / 40 * (p.mean() - 0.05))
 
 
 def test_scaling_begins_after_prune_start_and_pushes_the_top_up():

@@ -22,6 +22,11 @@ class FedIterHT(Thresholding):
     rate: float = 1.5
     batch: int | Literal["all"] = 64
 
+    @property
+    def projects(self) -> bool:
+        """H_m compares all weights."""
+        return True
+
     def project(self, theta: Float[Tensor, "k p"], client: Client, clock: Clock) -> Float[Tensor, "k p"]:
         """H_m."""
         kept = selection.top(theta.abs(), self.message_budget(client.layout, clock))

@@ -19,7 +19,7 @@ class GradientExchange(Method):
     usual_rounds: ClassVar[int] = 50
     usual_participation: ClassVar[float] = 0.1
 
-    steps: int = 20
+    steps: int = 40
     rate: float = 1.0
     step_rule: StepRule = StepRule.CONSTANT
     server: Optimizer = Optimizer.ADAM

@@ -20,6 +20,9 @@ from fedsieve.core.selection import total_kept
 from fedsieve.core.streams import Draw
 from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
 
+LARGE_DRIFT = 0.01
+"""A drift of log_alpha over a round, above which it is applied step by step."""
+
 
 class GateNoise(StrEnum):
     """Whether a gate is drawn or taken at its median (decision E9)."""
@@ -166,6 +169,19 @@ class FlopsPA(Gated):
             weights=client.weights - slopes.size * slopes.weights,
             log_alpha=(client.log_alpha - self.gate_rate * self.decay(clock) * turn).clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT),
         )
+
+    def client_rest(self, client: Client, missed: Float[Tensor, "k p"], clock: Clock) -> Client:
+        """The constraint's drift of gates that sparse rows did not touch, at once: exact to first order, step by step where large.
+
+        A drift of lambda/p a step could round to nothing in float32; summed over a round it does not.
+        """
+        rate = self.gate_rate * self.decay(clock)
+        steps = 1 if rate * self.steps * float(client.multiplier.max()) < LARGE_DRIFT else self.steps
+        log_alpha = client.log_alpha
+        for step in range(steps):
+            times = missed if steps == 1 else (missed > step).to(log_alpha)
+            log_alpha = log_alpha - rate * times * self.regularize(log_alpha, client.multiplier)
+        return client._replace(log_alpha=log_alpha.clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT))
 
     def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
         """Gates drawn once more, then the message (L199-200)."""

@@ -70,8 +70,8 @@ class Gated(Method, ABC):
     """constraint in counts, or over the number of weights as in the paper"""
     dual: Dual = Dual.ASCENT
     """multiplier by ascent with restart, solved exactly, or off"""
-    dual_rate: float = 1e-4
-    """step of the dual ascent (the paper: of the order 1/size)"""
+    dual_rate: float = 5e-4
+    """step of the dual ascent over a round (the paper: of the order 1/size an exchange)"""
     scaling: Scaling = Scaling.ADDITIVE
     """how log_alpha is pushed apart at the top weights and elsewhere"""
     scaling_rate: float = 0.5
@@ -141,7 +141,8 @@ class Gated(Method, ABC):
         """One dual step on the violation measured before the primal step (decision B2)."""
         if self.dual is not Dual.ASCENT:
             return multiplier
-        return constraint.ascend(multiplier, constraint.gap(self.shape, log_alpha, self.message_density(clock)), self.dual_rate)
+        violation = constraint.gap(self.shape, log_alpha, self.message_density(clock))
+        return constraint.ascend(multiplier, violation, self.dual_rate / self.exchanges)
 
     def tighten(self, log_alpha: Float[Tensor, " p"], density: float) -> Float[Tensor, " p"]:
         """The exact dual: one shift of all log_alpha that makes the constraint tight."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from math import inf
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -90,6 +90,11 @@ class Method:
         return None if self.batch == "all" else self.batch
 
     @property
+    def projects(self) -> bool:
+        """Whether a local step compares all weights with each other, so that none that is not zero may be left out of sight."""
+        return False
+
+    @property
     def needs_smoothness(self) -> bool:
         """Only the capped step asks for L."""
         return self.step_rule is StepRule.CAPPED
@@ -120,6 +125,10 @@ class Method:
         return selection.budget(list(layout.layers.values()), selection.kept_count(density, layout.size), self.budget)
 
     # One step and one message
+
+    def client_rest(self, client: Any, missed: Float[Tensor, "k p"], clock: Clock) -> Any:
+        """What local steps do to coordinates without a gradient, `missed` times each, where rows are sparse: nothing."""
+        return client
 
     def step_size(self, loss: Float[Tensor, " k"], gradient: Float[Tensor, "k p"], batch: Batch, clock: Clock) -> Float[Tensor, "k 1"]:
         """Each client's step along the gradient it follows, found before clipping."""

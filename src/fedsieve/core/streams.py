@@ -61,13 +61,20 @@ def client_keys(base: int, clients: Sequence[int]) -> UInt64[np.ndarray, " k"]:
 
 
 def drawer(
-    seed: int, round: int, exchange: int, step: int, clients: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu"
+    seed: int,
+    round: int,
+    exchange: int,
+    step: int,
+    clients: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    at: Int64[np.ndarray, " n"] | None = None,
 ) -> Draw:
-    """The noise of one step for a stack of clients. A stack of one without a client axis is asked for with `lone`."""
+    """The noise of one step for a stack of clients; `at` names the coordinates of a restricted vector among all."""
 
     def draw(purpose: str, size: int) -> Tensor:
         keys = client_keys(key(seed, purpose, round, exchange, step), clients)
-        return torch.from_numpy(uniforms(keys, np.arange(size))).to(device=device, dtype=dtype)
+        return torch.from_numpy(uniforms(keys, np.arange(size) if at is None else at)).to(device=device, dtype=dtype)
 
     return draw
 

@@ -16,6 +16,8 @@ class Batch(NamedTuple):
     y: Tensor
     smoothness: Tensor | None = None
     """(*k,): L of the client's loss, for the step cap; None where no method asks for it"""
+    keys: list[int] | None = None
+    """one a client: for objectives with noise of their own, such as dropout"""
 
 
 class Clock(NamedTuple):
@@ -115,6 +117,15 @@ class Algorithm(Protocol):
     @property
     def needs_smoothness(self) -> bool:
         """Whether client steps want `Batch.smoothness`."""
+        ...
+
+    @property
+    def projects(self) -> bool:
+        """Whether a local step compares all weights with each other."""
+        ...
+
+    def client_rest(self, client: Any, missed: Tensor, clock: Clock) -> Any:
+        """What local steps do to coordinates without a gradient, `missed` times each, where rows are sparse."""
         ...
 
     def init(self, layout: Layout, weights: Tensor, draw: Draw) -> Any:

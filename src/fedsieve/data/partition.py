@@ -4,6 +4,7 @@ from enum import StrEnum
 
 import numpy as np
 from jaxtyping import Float, Int
+from scipy.sparse import csr_matrix
 
 
 class Partition(StrEnum):
@@ -44,7 +45,7 @@ def by_label(labels: Int[np.ndarray, " n"], clients: int, alpha: float, rng: np.
     return [rng.permutation(np.concatenate(part)) for part in parts]
 
 
-def by_clusters(x: Float[np.ndarray, "n f"], clients: int, rng: np.random.Generator, clusters: int = 10) -> Parts:
+def by_clusters(x: Float[np.ndarray, "n f"] | csr_matrix, clients: int, rng: np.random.Generator, clusters: int = 10) -> Parts:
     """k-means clusters cut into even pieces; each client gets one piece of each of two clusters (Tong et al. 2022, L369-371)."""
     from sklearn.cluster import MiniBatchKMeans
 

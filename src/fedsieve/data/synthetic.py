@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from fedsieve.core.selection import kept_count
 from fedsieve.core.streams import stream
-from fedsieve.data.partition import Partition, Parts, by_clusters, by_label, by_quantity, iid
+from fedsieve.data.spread import Drawn, Spread, split
 
 TEST_ROWS = 10_000
 
@@ -66,28 +65,6 @@ class Synthetic:
             raise ValueError(f"data.true-density: {problem}") from None
 
 
-class Spread(NamedTuple):
-    """How rows fall on clients."""
-
-    clients: int
-    partition: Partition
-    alpha: float
-
-
-class Drawn(NamedTuple):
-    """A generated problem. Rows are ordered client after client."""
-
-    x: np.ndarray
-    y: np.ndarray
-    counts: np.ndarray
-    test_x: np.ndarray
-    test_y: np.ndarray
-    server_x: np.ndarray
-    server_y: np.ndarray
-    truth: np.ndarray
-    """(outputs, features)"""
-
-
 def generate(task: str, data: Synthetic, spread: Spread, seed: int, server_rows: int = 0) -> Drawn:
     """Rows, targets and truth of `lr`, `lg` or `mc`, laid out client after client; test and server rows are never shifted (F1)."""
     outputs = data.classes if task == "mc" else 1
@@ -96,7 +73,7 @@ def generate(task: str, data: Synthetic, spread: Spread, seed: int, server_rows:
     signal = x @ truth.T
     sigma = float(np.sqrt((signal**2).mean() / data.snr))
     noise = stream(seed, "noise").standard_normal(signal.shape, dtype=np.float32) * sigma
-    parts = split(x, labels(task, signal + noise), spread, stream(seed, "partition"), task)
+    parts = split(x, None if task == "lr" else labels(task, signal + noise), spread, stream(seed, "partition"))
     order = np.concatenate(parts)
     counts = np.array([len(part) for part in parts])
     x, noise = x[order], noise[order]
@@ -146,21 +123,6 @@ def shifts(data: Synthetic, counts: np.ndarray, rng: np.random.Generator) -> Flo
     if data.shift in (Shift.VECTOR, Shift.VECTOR_AFTER):
         middle = middle + rng.standard_normal((len(counts), data.features), dtype=np.float32)
     return np.repeat(middle, counts, axis=0)
-
-
-def split(x: np.ndarray, y: np.ndarray, spread: Spread, rng: np.random.Generator, task: str) -> Parts:
-    """The chosen partition of the rows, before any shift."""
-    match spread.partition:
-        case Partition.IID:
-            return iid(len(x), spread.clients, rng)
-        case Partition.QUANTITY:
-            return by_quantity(len(x), spread.clients, spread.alpha, rng)
-        case Partition.CLUSTERS:
-            return by_clusters(x, spread.clients, rng)
-        case Partition.LABEL:
-            if task == "lr":
-                raise ValueError("federation.partition label needs classes, and task lr has none; use quantity, iid or clusters")
-            return by_label(y.astype(np.int64), spread.clients, spread.alpha, rng)
 
 
 def fresh_rows(

@@ -7,10 +7,12 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, Literal, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from fedsieve import metrics
@@ -19,21 +21,17 @@ from fedsieve.algorithms.method import Method
 from fedsieve.core.aggregation import Weighting
 from fedsieve.core.gates import active_probability
 from fedsieve.core.streams import key
-from fedsieve.core.types import Batch, Bytes, Exchange
+from fedsieve.core.types import Bytes, Exchange, Objective
 from fedsieve.data.partition import Partition
-from fedsieve.data.synthetic import Drawn, Spread, Synthetic, generate
+from fedsieve.data.spread import Drawn, Spread
 from fedsieve.engines.batched import Batched
 from fedsieve.engines.loop import Loop
 from fedsieve.engines.rows import Rows
+from fedsieve.experiments.tasks import MEASURES, TASKS
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.train import Population, Round, cohort_size, start, train
 
-TASKS = {
-    "lr": (Loss.SQUARED, metrics.regression, "r2"),
-    "lg": (Loss.LOGISTIC, metrics.binary, "accuracy"),
-    "mc": (Loss.SOFTMAX, metrics.multiclass, "accuracy"),
-}
-MEASURES = ("r2", "mse", "accuracy", "ce", "bce", "micro_f1", "tdr", "tdr_rows", "recall")
+COLUMNS = ("r2", "mse", "accuracy", "ce", "bce", "micro_f1", "tdr", "tdr_rows", "recall")
 DIVERGED = 1e6
 """A weight this large has left every sensible model."""
 
@@ -61,6 +59,14 @@ class Counting(StrEnum):
     """one reply of each exchange is encoded and stands for all: faster, totals only"""
 
 
+class Judge(StrEnum):
+    """Which rows a run is measured on."""
+
+    TEST = "test"
+    VALIDATION = "validation"
+    """a tenth of each client's rows, held out of training: what tuning may look at (decision F8)"""
+
+
 class Centring(StrEnum):
     """Whether clients centre their own features (and, for regression, targets) before training (decision F3)."""
 
@@ -76,12 +82,12 @@ class DivergedError(RuntimeError):
 class Federation:
     """Who takes part and how much each counts."""
 
-    clients: int = 100
-    """clients the rows are spread over"""
+    clients: int | None = None
+    """clients the rows are spread over (default: the task's, mostly 100)"""
     participation: float | None = None
     """fraction of clients in each round (default: 0.1 for gradient methods, 0.05 for the others)"""
-    partition: Partition = Partition.QUANTITY
-    """how rows fall on clients"""
+    partition: Partition | None = None
+    """how rows fall on clients (default: the task's)"""
     alpha: float = 0.5
     """Dirichlet parameter of skewed partitions; 1000 is as good as IID"""
     weights: Weighting | None = None
@@ -95,7 +101,7 @@ class Federation:
 
     def __post_init__(self) -> None:
         """Refuse federations nobody could form."""
-        if self.clients < 1:
+        if self.clients is not None and self.clients < 1:
             raise ValueError(f"federation.clients must be at least 1; got {self.clients}")
         if self.participation is not None and not 0 < self.participation <= 1:
             raise ValueError(
@@ -111,9 +117,9 @@ class Federation:
 class Run:
     """Everything that decides a result."""
 
-    task: Literal["lr", "lg", "mc"] = "lr"
+    task: str = "lr"
     method: str = "flops-pa"
-    density: float = 0.05
+    density: float | None = None
     rounds: int | None = None
     seed: int = 0
     engine: Engine = Engine.BATCHED
@@ -121,17 +127,28 @@ class Run:
     device: str = "cpu"
     threads: int = 1
     bytes: Counting = Counting.ENCODED
-    data: Synthetic = field(default_factory=Synthetic)
+    judge: Judge = Judge.TEST
+    data: Any = None
     federation: Federation = field(default_factory=Federation)
     algorithm: Method | None = None
 
     def __post_init__(self) -> None:
         """Fill in what depends on the method, then check what only shows when everything is known."""
         set_field = object.__setattr__
-        if self.method not in METHODS:
-            raise ValueError(f"unknown method {self.method!r}; there are {', '.join(METHODS)}")
-        algorithm = self.algorithm or algorithm_class(self.method)()
+        for kind, name, known in (("task", self.task, TASKS), ("method", self.method, METHODS)):
+            if name not in known:
+                raise ValueError(f"unknown {kind} {name!r}; there are {', '.join(known)}")
+        task = TASKS[self.task]
+        algorithm = self.algorithm or algorithm_class(self.method)(**task.settings)
         federation = self.federation
+        if federation.clients is None:
+            federation = replace(federation, clients=task.clients)
+        if federation.partition is None:
+            federation = replace(federation, partition=task.partition)
+        if self.density is None:
+            set_field(self, "density", task.density)
+        if self.data is None:
+            set_field(self, "data", task.options())
         if federation.participation is None:
             federation = replace(federation, participation=1.0 if federation.central else algorithm.usual_participation)
         if federation.weights is None:
@@ -152,27 +169,38 @@ class Run:
             raise ValueError(f"threads must be at least 1; got {self.threads}")
         if self.seed < 0:
             raise ValueError(f"seed must be at least 0; got {self.seed}")
-        if federation.clients > self.data.rows and not federation.central:
+        rows = self.data.rows
+        if rows is not None and federation.clients > rows and not federation.central:
             raise ValueError(
-                f"federation.clients {federation.clients} is more than data.rows {self.data.rows}: some could never hold a row; "
-                f"use at most {self.data.rows} clients"
+                f"federation.clients {federation.clients} is more than data.rows {rows}: some could never hold a row; "
+                f"use at most {rows} clients"
             )
         if int(federation.participation * federation.clients + 1e-9) < 1 and not federation.central:
             raise ValueError(
                 f"federation.participation {federation.participation:g} of {federation.clients} clients picks nobody; "
                 f"use at least {1 / federation.clients:g}"
             )
-        if federation.partition is Partition.LABEL and self.task == "lr":
-            raise ValueError("federation.partition label needs classes, and task lr has none; use quantity, iid or clusters")
+        if federation.partition is Partition.LABEL and TASKS[self.task].loss in (Loss.SQUARED, Loss.MULTILABEL):
+            raise ValueError(
+                f"federation.partition label needs one class a row, and task {self.task} has none; use quantity, iid or clusters"
+            )
         self.algorithm.final_budget(objective.layout)
+        if self.algorithm.needs_smoothness and not isinstance(objective, Linear):
+            raise ValueError(
+                "algorithm.step-rule capped needs a bound on the curvature, which only linear models have; use polyak or constant"
+            )
         if self.device != "cpu" and not _has_device(self.device):
             raise ValueError(f"device {self.device} is not available here; use --device cpu")
 
-    @property
-    def objective(self) -> Linear:
+    @cached_property
+    def objective(self) -> Objective:
         """The loss of the task."""
-        outputs = self.data.classes if self.task == "mc" else 1
-        return Linear(loss=TASKS[self.task][0], features=self.data.features, outputs=outputs)
+        return TASKS[self.task].objective(self.data)
+
+    @property
+    def metric(self) -> str:
+        """The number that is compared."""
+        return TASKS[self.task].metric
 
     @property
     def config(self) -> dict[str, Any]:
@@ -200,7 +228,7 @@ class Run:
 
 
 def _plain(value: Any) -> Any:
-    return value.value if isinstance(value, StrEnum) else value
+    return value.value if isinstance(value, StrEnum) else str(value) if isinstance(value, Path) else value
 
 
 def _has_device(device: str) -> bool:
@@ -217,7 +245,13 @@ class Problem:
     def __init__(self, run: Run) -> None:
         self.run = run
         spread = Spread(run.federation.clients, run.federation.partition, run.federation.alpha)
-        self.drawn: Drawn = generate(run.task, run.data, spread, run.seed, run.federation.server_rows)
+        self.drawn: Drawn = TASKS[run.task].draw(run.data, spread, run.seed, run.federation.server_rows)
+        if run.judge is Judge.VALIDATION:
+            self.drawn = held_out(self.drawn)
+        if run.federation.clients > self.drawn.counts.sum() and not run.federation.central:
+            raise ValueError(
+                f"federation.clients {run.federation.clients} is more than the {self.drawn.counts.sum()} rows there are; use fewer clients"
+            )
 
     def for_run(self, run: Run) -> "Problem":
         """The same rows under another method."""
@@ -241,7 +275,9 @@ class Problem:
         """The clients' rows, centred if asked."""
         x, y = self.drawn.x, self.drawn.y
         if self.run.federation.centring is Centring.CLIENT:
-            x, y = centred(x, y, self.counts, targets=self.run.task == "lr")
+            if isinstance(x, csr_matrix):
+                raise ValueError("federation.centring client would fill sparse rows with numbers; use --federation.centring none")
+            x, y = centred(x, y, self.counts, targets=TASKS[self.run.task].loss is Loss.SQUARED)
         return self._rows(x, y, self.counts)
 
     @cached_property
@@ -250,15 +286,18 @@ class Problem:
         return self._rows(self.drawn.server_x, self.drawn.server_y, [len(self.drawn.server_y)])
 
     @cached_property
-    def test(self) -> Batch:
-        """Test rows, feature-major underneath: a sparse model reads only its own columns."""
-        x = self._tensor(np.ascontiguousarray(self.drawn.test_x.T)).T
-        return Batch(x, self._tensor(self.drawn.test_y))
+    def test(self) -> tuple[Tensor | csr_matrix, Tensor]:
+        """Test rows, of linear models feature by feature: a sparse model reads only the features it uses."""
+        x = self.drawn.test_x
+        if isinstance(x, np.ndarray):
+            by_feature = isinstance(self.run.objective, Linear)
+            x = self._tensor(np.ascontiguousarray(x.T)).T if by_feature else self._tensor(x)
+        return x, self._tensor(self.drawn.test_y)
 
     @cached_property
-    def truth(self) -> Tensor:
-        """The true coefficients, (outputs, features)."""
-        return self._tensor(self.drawn.truth)
+    def truth(self) -> Tensor | None:
+        """The true coefficients, (outputs, features), where they are known."""
+        return None if self.drawn.truth is None else self._tensor(self.drawn.truth)
 
     def exchange(self, rows: Rows, seed: int) -> Exchange:
         """The chosen engine over some rows."""
@@ -269,18 +308,30 @@ class Problem:
 
     def measure(self, theta: Tensor) -> dict[str, float]:
         """Test metrics of a parameter vector."""
-        return TASKS[self.run.task][1](self.run.objective.predict(theta, self.test.x), self.test.y)
+        x, y = self.test
+        return MEASURES[TASKS[self.run.task].loss][0](self.run.objective.predict(theta, x), y)
 
     def recovery(self, theta: Tensor) -> dict[str, float]:
-        """How well its support is the true one."""
+        """How well its support is the true one, where that is known."""
+        if self.truth is None:
+            return {}
         return metrics.recovery((theta != 0).view_as(self.truth), self.truth != 0)
 
     def _rows(self, x: np.ndarray, y: np.ndarray, counts: Any) -> Rows:
-        return Rows(Batch(self._tensor(x), self._tensor(y)), counts, self.run.objective, self.run.algorithm.batch_rows)
+        rows = x.astype(np.dtype(str(self.run.dtype).removeprefix("torch."))) if isinstance(x, csr_matrix) else self._tensor(x)
+        return Rows(rows, self._tensor(y), counts, self.run.objective, self.run.algorithm.batch_rows)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         kind = self.run.dtype if array.dtype.kind == "f" else torch.int64
         return torch.from_numpy(array).to(device=self.run.device, dtype=kind)
+
+
+def held_out(drawn: Drawn) -> Drawn:
+    """A tenth of each client's rows in the place of the test rows; rows of a client are in random order already."""
+    starts = np.repeat(np.cumsum(drawn.counts) - drawn.counts, drawn.counts)
+    held = np.arange(len(drawn.y)) - starts < np.repeat(drawn.counts // 10, drawn.counts)
+    rest = {"x": drawn.x[~held], "y": drawn.y[~held], "counts": drawn.counts - drawn.counts // 10}
+    return drawn._replace(**rest, test_x=drawn.x[held], test_y=drawn.y[held])
 
 
 def centred(x: np.ndarray, y: np.ndarray, counts: np.ndarray, *, targets: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -318,7 +369,7 @@ def execute(run: Run, problem: Problem | None = None) -> Iterator[Progress]:
         refuse_divergence(run, done, full)
         row = {"round": done.number + 1, **problem.measure(theta), **problem.recovery(theta)}
         if (full != 0).sum() > (theta != 0).sum():
-            row["full"] = problem.measure(full)[TASKS[run.task][2]]
+            row["full"] = problem.measure(full)[run.metric]
         row |= {name: float(value) for name, value in algorithm.info(done.server).items()}
         row |= traffic(done.up, done.down)
         row |= {"cohort": done.cohort, "replied": done.replied, "rejected": done.rejected, "seconds": time.perf_counter() - began}
@@ -352,7 +403,6 @@ def gate_histogram(algorithm: Method, server: Any) -> np.ndarray | None:
 def summary(run: Run, problem: Problem, rows: list[dict[str, Any]], theta: Tensor) -> dict[str, Any]:
     """The result of a run, by the names of `--json`."""
     last = rows[-1]
-    metric = TASKS[run.task][2]
     nonzero = int((theta != 0).sum())
     totals = {name: sum(row[name] for row in rows) for name in last if name.startswith("bytes_")}
     return {
@@ -361,9 +411,9 @@ def summary(run: Run, problem: Problem, rows: list[dict[str, Any]], theta: Tenso
         "method": run.method,
         "seed": run.seed,
         "rounds": len(rows),
-        "metric": metric,
-        "value": last[metric],
-        **{name: last.get(name) for name in MEASURES},
+        "metric": run.metric,
+        "value": last[run.metric],
+        **{name: last.get(name) for name in COLUMNS},
         "size": theta.numel(),
         "nonzero": nonzero,
         "density": nonzero / theta.numel(),
@@ -372,7 +422,8 @@ def summary(run: Run, problem: Problem, rows: list[dict[str, Any]], theta: Tenso
         **totals,
         "bytes_counted": run.bytes.value,
         "seconds": last["seconds"],
-        "best_possible": problem.measure(problem.truth.reshape(-1))[metric],
+        "best_possible": None if problem.truth is None else problem.measure(problem.truth.reshape(-1))[run.metric],
+        "note": problem.drawn.note,
         "bytes_dense": 2
         * 4
         * theta.numel()

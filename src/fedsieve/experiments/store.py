@@ -65,10 +65,14 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 def toml(config: Mapping[str, Any]) -> str:
     """The configuration as TOML: plain values first, then one table a section."""
-    lines = [f"{key} = {_value(value)}" for key, value in config.items() if not isinstance(value, Mapping)]
+    lines = [f"{key} = {_value(value)}" for key, value in config.items() if not isinstance(value, Mapping) and value is not None]
     for section, fields in config.items():
         if isinstance(fields, Mapping):
-            lines += ["", f"[{section}]", *(f"{key.replace('_', '-')} = {_value(value)}" for key, value in fields.items())]
+            lines += [
+                "",
+                f"[{section}]",
+                *(f"{key.replace('_', '-')} = {_value(value)}" for key, value in fields.items() if value is not None),
+            ]
     return "\n".join(lines) + "\n"
 
 

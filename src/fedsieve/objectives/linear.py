@@ -1,10 +1,12 @@
 """Linear models in closed form: LR, LG, MC and multi-label, one batched product each way for a whole cohort."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+import numpy as np
 import torch
 from jaxtyping import Float
+from scipy.sparse import csr_matrix
 from torch import Tensor
 from torch.nn import functional
 
@@ -72,9 +74,15 @@ class Linear:
                 loss = (functional.softplus(logits) - target * logits).sum((1, 2)) / cells
                 return loss, (torch.sigmoid(logits) - target) / cells
 
-    def predict(self, theta: Float[Tensor, " p"], x: Float[Tensor, "n f"]) -> Float[Tensor, "n c"]:
+    def restricted(self, features: int) -> "Linear":
+        """The same model over some of the features."""
+        return replace(self, features=features)
+
+    def predict(self, theta: Float[Tensor, " p"], x: Float[Tensor, "n f"] | csr_matrix) -> Float[Tensor, "n c"]:
         """Predictions (LR) or logits; of rows held feature by feature, a sparse model reads only the features it uses."""
         matrix = theta.view(self.outputs, self.features)
+        if isinstance(x, csr_matrix):
+            return torch.from_numpy(x @ np.ascontiguousarray(matrix.T.numpy(force=True))).to(theta)
         used = matrix.any(0).nonzero()[:, 0]
         if x.stride(0) != 1 or len(used) > self.features // 2:
             return x @ matrix.T

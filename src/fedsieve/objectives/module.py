@@ -1,0 +1,105 @@
+"""Any `nn.Module` as an objective over a flat vector: parameters by name and slice, gradients by torch.func or client by client."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedsieve.core.streams import Draw
+from fedsieve.core.types import Batch, Layout
+
+LOOPED = (nn.modules.conv._ConvNd, nn.RNNBase, nn.Dropout, nn.modules.dropout._DropoutNd, nn.MultiheadAttention)
+"""Modules for which one client after another is faster than vmap, or vmap cannot do them."""
+RANDOM = (nn.modules.dropout._DropoutNd,)
+ROWS_AT_ONCE = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Module:
+    """The mean loss of a module's outputs, in its parameters laid flat. Tied parameters are one slice, so they share one gate."""
+
+    module: nn.Module
+    loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy
+    build: Callable[[], nn.Module] | None = None
+    """how to draw fresh weights from a seed; None starts from the module's own"""
+    layout: Layout = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Lay the parameters out, and refuse state that no packet carries."""
+        for name, part in self.module.named_modules():
+            if isinstance(part, _BatchNorm) and part.training and part.track_running_stats:
+                raise ValueError(
+                    f"{name or 'the module'} is {type(part).__name__} in training mode: its running statistics are state that no message "
+                    f"carries; use GroupNorm, or freeze its statistics with .eval()"
+                )
+        layers, at = {}, 0
+        for name, parameter in self.module.named_parameters():
+            layers[name] = (slice(at, at + parameter.numel()), tuple(parameter.shape))
+            at += parameter.numel()
+        if not layers:
+            raise ValueError("the module has no parameters, so there is nothing to train")
+        object.__setattr__(self, "layout", Layout(at, layers))
+
+    @property
+    def random(self) -> bool:
+        """Whether a step needs noise of its own (dropout)."""
+        return any(isinstance(part, RANDOM) and part.training and part.p > 0 for part in self.module.modules())
+
+    def flat(self, module: nn.Module) -> Float[Tensor, " p"]:
+        """A module's parameters as one vector."""
+        return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])
+
+    def initial(self, draw: Draw) -> Float[Tensor, " p"]:
+        """Fresh weights from the seed where the module can be built anew, else the module's own."""
+        noise = draw("start", 1)
+        if self.build is None:
+            return self.flat(self.module).to(noise)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(noise.double() * 2**31))
+            return self.flat(self.build()).to(noise)
+
+    def named(self, theta: Float[Tensor, " p"]) -> dict[str, Tensor]:
+        """The flat vector as the module's parameters."""
+        return {name: theta[part].view(shape) for name, (part, shape) in self.layout.layers.items()}
+
+    def _value(self, theta: Float[Tensor, " p"], x: Tensor, y: Tensor) -> Float[Tensor, ""]:
+        return self.loss(functional_call(self.module, self.named(theta), (x,)), y)
+
+    def gradient(self, theta: Float[Tensor, "k p"], batch: Batch) -> tuple[Float[Tensor, " k"], Float[Tensor, "k p"]]:
+        """Mean loss and gradient of each client of the stack."""
+        if len(theta) > 1 and not any(isinstance(part, LOOPED) for part in self.module.modules()):
+            gradients, losses = vmap(grad_and_value(self._value))(theta, batch.x, batch.y)
+            return losses, gradients
+        pairs = [self._one(theta[k], batch.x[k], batch.y[k], None if batch.keys is None else batch.keys[k]) for k in range(len(theta))]
+        return torch.stack([loss for loss, _ in pairs]), torch.stack([gradient for _, gradient in pairs])
+
+    def _one(self, theta: Float[Tensor, " p"], x: Tensor, y: Tensor, key: int | None) -> tuple[Float[Tensor, ""], Float[Tensor, " p"]]:
+        leaf = theta.detach().requires_grad_()
+        if key is None:
+            loss = self._value(leaf, x, y)
+        else:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(key)
+                loss = self._value(leaf, x, y)
+        (gradient,) = torch.autograd.grad(loss, leaf)
+        return loss.detach(), gradient
+
+    def predict(self, theta: Float[Tensor, " p"], x: Tensor) -> Tensor:
+        """Outputs in evaluation mode, some rows at a time."""
+        training = [part for part in self.module.modules() if part.training]
+        self.module.eval()
+        try:
+            with torch.no_grad():
+                return torch.cat([functional_call(self.module, self.named(theta), (rows,)) for rows in x.split(ROWS_AT_ONCE)])
+        finally:
+            for part in training:
+                part.training = True
+
+    def smoothness(self, rows: Batch, batch: int) -> Tensor:
+        """Modules have no bound on their curvature."""
+        raise ValueError("algorithm.step-rule capped needs a bound on the curvature, which only linear models have; use polyak or constant")
