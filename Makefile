@@ -19,10 +19,10 @@ lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks tools
 
 test: lint
-	$(BIN)/python -m pytest -m 'not long'
+	$(BIN)/python -m pytest -n 2 -m 'not long'
 
 test-all: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

@@ -21,6 +21,7 @@ COMMANDS = {
     "train": "Train one model with one method; writes a run folder.",
     "compare": "Train several methods on the same data and seeds; one table.",
 }
+DATA = "What data there is, how it falls on clients, where to get it."
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
@@ -68,10 +69,19 @@ def build(words: list[str]) -> App:
     asked = next((word for word in words if not word.startswith("-")), None)
     for name, text in COMMANDS.items():
         app.command(_command(name, words) if name == asked else _later, name=name, help=text)
+    if asked not in COMMANDS:  # beside a command called data, a settings file's section [data] would be dropped
+        app.command(data_app() if asked == "data" else App(name="data", help=DATA))
     if asked in COMMANDS and (path := peek(words, "--config")) is not None:
         read_toml(path)
         app[asked].config = (Toml(path, must_exist=True, use_commands_as_keys=False),)
     return app
+
+
+def data_app() -> App:
+    """`fedsieve data`, whose modules load only when asked for."""
+    from fedsieve import browse
+
+    return browse.data_app()
 
 
 def _later() -> None:

@@ -105,8 +105,9 @@ def train_command(named_task: str | None, named: str | None) -> Callable[..., in
             federation=federation,
             algorithm=cls(**typed(algorithm)),
         )
+        problem = Problem(run)
         folder = store.claim(out or Path("runs") / run.id, chosen=out is not None)
-        result = train_run(run, Problem(run), folder, quiet=quiet)
+        result = train_run(run, problem, folder, quiet=quiet)
         if json:
             print(json_text.dumps(result))
         elif not quiet:

@@ -3,6 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
 from fedsieve.algorithms.averaging import Averaging, Client, Server
 from fedsieve.algorithms.method import Method
 from fedsieve.core import optimizers
@@ -45,6 +49,10 @@ class FedSGD(GradientExchange, Averaging):
         """The gradient, in the place of theta; a capped or Polyak step shortens it before it is sent."""
         gradient, size = self.descend(objective, client.theta, batch, clock)
         return client._replace(theta=gradient * (size / (self.rate * self.decay(clock))))
+
+    def client_rest(self, client: Client, missed: Float[Tensor, "k p"], clock: Clock) -> Client:
+        """Where no row has a feature, the gradient is zero."""
+        return client._replace(theta=torch.where(missed > 0, torch.zeros_like(client.theta), client.theta))
 
     def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
         """The gradient."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from fedsieve.algorithms.fed_sgd import GradientExchange
@@ -40,6 +41,10 @@ class Flops(GradientExchange, Gated):
         slopes = self.pull(objective, client.weights, client.log_alpha, batch, clock, draw)
         share = slopes.size / (self.rate * self.decay(clock))
         return Client(slopes.weights * share, slopes.log_alpha * share)
+
+    def client_rest(self, client: Client, missed: Float[Tensor, "k p"], clock: Clock) -> Client:
+        """Where no row has a feature, both gradients are zero; the constraint's is the server's to add."""
+        return Client(*(torch.where(missed > 0, torch.zeros_like(part), part) for part in client))
 
     def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
         """Both gradients, dense."""

@@ -54,7 +54,7 @@ def find(folder: Path | None, known: Known) -> Path:
     top = folder or default_folder()
     raise DataError(
         f"{known.name} not found in {top}; run `fedsieve data fetch {known.task}`, or put {known.name}{known.suffix} "
-        f"from {known.address} into {top / known.folders[-1 if not known.folders[0] else 0]} or {top}"
+        f"from {known.address} into {top / known.task}"
     )
 
 
@@ -81,7 +81,7 @@ def fetch(known: Known, folder: Path, progress: Callable[[int, int], None]) -> P
     """Download the original, check its hash, then put it in place whole; an archive is opened and only the member kept."""
     target = folder / known.task / (known.name + known.suffix)
     target.parent.mkdir(parents=True, exist_ok=True)
-    data = download(known.address, progress)
+    data = download(known.address, folder, progress)
     if known.member is not None:
         try:
             data = zipfile.ZipFile(io.BytesIO(data)).read(known.member)
@@ -96,7 +96,7 @@ def fetch(known: Known, folder: Path, progress: Callable[[int, int], None]) -> P
     return target
 
 
-def download(address: str, progress: Callable[[int, int], None]) -> bytes:
+def download(address: str, folder: Path, progress: Callable[[int, int], None]) -> bytes:
     """The bytes at an address."""
     try:
         with urllib.request.urlopen(address, timeout=30) as answer:
@@ -108,4 +108,4 @@ def download(address: str, progress: Callable[[int, int], None]) -> bytes:
             return bytes(data)
     except (urllib.error.URLError, OSError) as problem:
         reason = getattr(problem, "reason", problem)
-        raise DataError(f"{address} cannot be reached ({reason}); fetch it elsewhere and put it into {default_folder()}") from None
+        raise DataError(f"{address} cannot be reached ({reason}); fetch it elsewhere and put it into {folder}") from None

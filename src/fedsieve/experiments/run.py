@@ -150,7 +150,7 @@ class Run:
         if self.data is None:
             set_field(self, "data", task.options())
         if federation.participation is None:
-            federation = replace(federation, participation=1.0 if federation.central else algorithm.usual_participation)
+            federation = replace(federation, participation=self._usual_participation(algorithm, federation))
         if federation.weights is None:
             federation = replace(federation, weights=algorithm.weights)
         if self.rounds is None:
@@ -158,6 +158,11 @@ class Run:
         set_field(self, "federation", federation)
         set_field(self, "algorithm", replace(algorithm, density=self.density, weights=federation.weights))
         self._check()
+
+    @staticmethod
+    def _usual_participation(algorithm: Method, federation: Federation) -> float:
+        """The method's own, but never so little that it picks nobody."""
+        return 1.0 if federation.central else max(algorithm.usual_participation, 1 / federation.clients)
 
     def _check(self) -> None:
         federation, objective = self.federation, self.objective
