@@ -93,10 +93,8 @@ def _command(name: str, words: list[str]) -> Callable[..., int]:
 
     config = peek(words, "--config")
     settings = read_toml(config) if config else {}
-    task = peek(words, "--task") or settings.get("task")
-    if name == "compare":
-        return commands.compare_command(task)
-    return commands.train_command(task, peek(words, "--method") or settings.get("method"))
+    task, method, model = (peek(words, f"--{key}") or settings.get(key) for key in ("task", "method", "model"))
+    return commands.compare_command(task, model) if name == "compare" else commands.train_command(task, method, model)
 
 
 def peek(words: list[str], flag: str) -> str | None:

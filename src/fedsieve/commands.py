@@ -10,14 +10,14 @@ import numpy as np
 from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
-from safetensors.torch import save
 
 from fedsieve import comparison
 from fedsieve.algorithms import METHODS, algorithm_class
 from fedsieve.algorithms.method import Method
 from fedsieve.experiments import store
-from fedsieve.experiments.run import Counting, Engine, Federation, Judge, Precision, Problem, Run, execute, summary
-from fedsieve.experiments.tasks import TASKS
+from fedsieve.experiments.models import packed
+from fedsieve.experiments.run import Counting, Engine, Federation, Gating, Judge, Precision, Problem, Run, execute, summary
+from fedsieve.experiments.tasks import TASKS, settings_of
 from fedsieve.options import section, typed
 from fedsieve.show import Rounds, amount, number, size
 
@@ -27,11 +27,11 @@ TaskName = Literal[tuple(TASKS)]
 MethodName = Literal[tuple(METHODS)]
 
 
-def train_command(named_task: str | None, named: str | None) -> Callable[..., int]:
-    """`fedsieve train` with the options of the named task and method."""
+def train_command(named_task: str | None, named: str | None, named_model: str | None) -> Callable[..., int]:
+    """`fedsieve train` with the options of the named task, method and model."""
     about = TASKS[named_task if named_task in TASKS else "lr"]
     cls = algorithm_class(named if named in METHODS else DEFAULT_METHOD)
-    options = section(cls, "AlgorithmOptions", defaults=about.settings)
+    options = section(cls, "AlgorithmOptions", defaults=settings_of(about, named_model))
 
     def train(
         *,
@@ -46,12 +46,15 @@ def train_command(named_task: str | None, named: str | None) -> Callable[..., in
         threads: int = 1,
         bytes: Counting = Counting.ENCODED,
         judge: Judge = Judge.TEST,
+        model: str | None = None,
+        start: Path | None = None,
         config: Path | None = None,
         out: Path | None = None,
         quiet: Annotated[bool, Parameter(negative="")] = False,
         json: Annotated[bool, Parameter(negative="")] = False,
         data=about.options(),  # noqa: ANN001, B008
         federation: Federation = Federation(),  # noqa: B008
+        gates: Gating = Gating(),  # noqa: B008
         algorithm=options(),  # noqa: ANN001, B008
     ) -> int:
         """Train one model with one method; writes a run folder.
@@ -80,6 +83,10 @@ def train_command(named_task: str | None, named: str | None) -> Callable[..., in
             encoded: every message is; sampled: one reply an exchange stands for all
         judge
             rows a run is measured on: test, or for tuning a tenth of each client's rows held out (validation)
+        model
+            of task file: linear, softmax, multilabel or PACKAGE.MODULE:FACTORY (default: what the target suggests)
+        start
+            weights to start from: a model.safetensors of an earlier run, or a module's own tensors by name
         config
             a TOML file with any of these settings; flags win over it
         out
@@ -103,6 +110,9 @@ def train_command(named_task: str | None, named: str | None) -> Callable[..., in
             judge=judge,
             data=data,
             federation=federation,
+            gates=gates,
+            model=model,
+            start=start,
             algorithm=cls(**typed(algorithm)),
         )
         problem = Problem(run)
@@ -140,10 +150,7 @@ def train_run(run: Run, problem: Problem, folder: Path, *, quiet: bool) -> dict[
         if rows:
             trace = {"gate_histogram": np.stack(histograms), "gate_edges": np.linspace(0, 1, 21)} if histograms else {}
             store.write_trace(folder, supports=np.stack(supports), **trace)
-    kept = step.theta.nonzero()[:, 0]
-    layout = {"size": step.theta.numel(), "layers": {name: shape for name, (_, shape) in run.objective.layout.layers.items()}}
-    tensors = {"index": kept.int(), "value": step.theta[kept].float()}
-    store.replace(folder / store.MODEL, save(tensors, {"layout": json_text.dumps(layout)}))  # one key: several have no fixed order
+    store.replace(folder / store.MODEL, packed(step.theta, run.objective.layout))
     result = {**summary(run, problem, rows, step.theta), "run": str(folder)}
     store.replace(folder / store.RESULT, json_text.dumps(result, indent=1).encode())
     return result
@@ -163,6 +170,9 @@ def show_result(run: Run, result: dict[str, Any], folder: Path) -> None:
     table.add_row(f"{run.judge} {result['metric']}", f"{number(result['value'])}{best}")
     if result["expected_density"] is not None:
         table.add_row("expected density", f"{number(result['expected_density'])} before the final cut")
+    if result["features"] is not None:
+        named = ", ".join(result["features"][:8]) + (" ..." if len(result["features"]) > 8 else "")
+        table.add_row("features used", f"{len(result['features'])}: {named}")
     table.add_row("bytes sent", f"{size(sent)} instead of {size(result['bytes_dense'])} dense")
     table.add_row("  up, down", f"{size(result['bytes_up'])}, {size(result['bytes_down'])}{SAMPLED[run.bytes]}")
     table.add_row("  by the paper's formula", f"{size(result['bytes_up_formula'])}, {size(result['bytes_down_formula'])}")
@@ -173,9 +183,10 @@ def show_result(run: Run, result: dict[str, Any], folder: Path) -> None:
     Console(highlight=False).print(table)
 
 
-def compare_command(named_task: str | None) -> Callable[..., int]:
+def compare_command(named_task: str | None, named_model: str | None) -> Callable[..., int]:
     """`fedsieve compare` with the options of the named task and those all methods share."""
     about = TASKS[named_task if named_task in TASKS else "lr"]
+    settings = settings_of(about, named_model)
     options = section(Method, "SharedOptions", optional=True)
 
     def compare(
@@ -191,12 +202,15 @@ def compare_command(named_task: str | None) -> Callable[..., int]:
         threads: int = 1,
         bytes: Counting = Counting.ENCODED,
         judge: Judge = Judge.TEST,
+        model: str | None = None,
+        start: Path | None = None,
         config: Path | None = None,
         out: Path | None = None,
         quiet: Annotated[bool, Parameter(negative="")] = False,
         json: Annotated[bool, Parameter(negative="")] = False,
         data=about.options(),  # noqa: ANN001, B008
         federation: Federation = Federation(),  # noqa: B008
+        gates: Gating = Gating(),  # noqa: B008
         algorithm=options(),  # noqa: ANN001, B008
     ) -> int:
         """Train several methods on the same data and seeds: mean +- sd, paired differences, at equal rounds and at equal bytes.
@@ -225,6 +239,10 @@ def compare_command(named_task: str | None) -> Callable[..., int]:
             encoded: every message is; sampled: one reply an exchange stands for all
         judge
             rows a run is measured on: test, or for tuning a tenth of each client's rows held out (validation)
+        model
+            of task file: linear, softmax, multilabel or PACKAGE.MODULE:FACTORY (default: what the target suggests)
+        start
+            weights to start from: a model.safetensors of an earlier run, or a module's own tensors by name
         config
             a TOML file with any of these settings; flags win over it
         out
@@ -236,9 +254,18 @@ def compare_command(named_task: str | None) -> Callable[..., int]:
         """
         names, numbers = comparison.parse(methods, seeds)
         common = {"task": task, "density": density, "rounds": rounds, "engine": engine, "precision": precision}
-        common |= {"device": device, "threads": threads, "bytes": bytes, "judge": judge, "data": data, "federation": federation}
+        common |= {
+            "device": device,
+            "threads": threads,
+            "bytes": bytes,
+            "judge": judge,
+            "data": data,
+            "federation": federation,
+            "gates": gates,
+            "model": model,
+        }
         shared = typed(algorithm, optional=True)
-        chosen = {name: algorithm_class(name)(**(about.settings | shared)) for name in names}
+        chosen = {name: algorithm_class(name)(**(settings | shared)) for name in names}
         runs = [[Run(**common, method=name, seed=s, algorithm=algorithm) for name, algorithm in chosen.items()] for s in numbers]
         folder = store.claim(out or Path("runs") / comparison.identity(runs), chosen=out is not None)
         histories: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in names}

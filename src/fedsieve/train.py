@@ -42,10 +42,12 @@ def sample_cohort(population: Population, participation: float, seed: int, round
     return sorted(int(population.present[i]) for i in picked)
 
 
-def start(algorithm: Algorithm, objective: Objective, seed: int, dtype: torch.dtype, device: str = "cpu") -> Any:
-    """The server before the first round: a function of the seed alone, so every party can draw it (decision E7)."""
+def start(
+    algorithm: Algorithm, objective: Objective, seed: int, dtype: torch.dtype, device: str = "cpu", given: torch.Tensor | None = None
+) -> Any:
+    """The server before the first round: a function of the seed alone, so every party can draw it (E7), or from given weights."""
     draw = server_drawer(seed, 0, 0, dtype, device)
-    return algorithm.init(objective.layout, objective.initial(draw), draw)
+    return algorithm.init(objective.layout, objective.initial(draw) if given is None else given, draw)
 
 
 def first_broadcast(algorithm: Algorithm, objective: Objective, seed: int, clock: Clock, dtype: torch.dtype, device: str = "cpu") -> Packet:
@@ -67,8 +69,12 @@ def train(
     device: str = "cpu",
     first: int = 0,
     tune: Exchange | None = None,
+    known_start: bool = True,
 ) -> Iterator[Round]:
-    """Run the rounds [first, rounds). `tune` is an exchange with rows the server owns itself: no bytes, for every method alike."""
+    """Run the rounds [first, rounds). `tune` is an exchange with rows the server owns itself: no bytes, for every method alike.
+
+    Where every party can draw the start (`known_start`), the first downlink is the seed.
+    """
     for number in range(first, rounds):
         cohort = sample_cohort(population, participation, seed, number)
         down, up = Bytes(), Bytes()
@@ -78,8 +84,8 @@ def train(
             clock = Clock(number, rounds, turn)
             draw = server_drawer(seed, number, turn, dtype, device)
             packet = algorithm.broadcast(server, clock, draw)
-            is_first = number == 0 and turn == 0
-            came = exchange(clock, opening(seed, packet.size) if is_first else packet, cohort)
+            drawn = known_start and number == 0 and turn == 0
+            came = exchange(clock, opening(seed, packet.size) if drawn else packet, cohort)
             if came.replies:
                 server = algorithm.aggregate(server, packet, came.replies, clock, draw)
             if tune is not None:

@@ -5,7 +5,7 @@ import torch
 from fedsieve.algorithms import algorithm_class
 from fedsieve.core.optimizers import StepRule
 from fedsieve.core.streams import drawer, server_drawer
-from fedsieve.core.types import Batch, Clock, Reply
+from fedsieve.core.types import Batch, Clock, Layout, Reply
 from fedsieve.objectives.linear import Linear, Loss
 
 F, M, STEPS, RATE = 20, 4, 3, 0.05
@@ -108,4 +108,5 @@ def test_a_random_mask_does_not_look_at_the_data():
 def test_l1_shrinks_by_a_fraction_of_the_largest_weight_outside_the_top():
     method = algorithm_class("fed-l1")(**(COMMON | {"shrinkage": 0.5}))
     theta = torch.tensor([5.0, -4.0, 3.0, 2.0, 1.0, 0.2], dtype=torch.float64)
-    assert method.soft_threshold(theta, 2).tolist() == [3.5, -2.5, 1.5, 0.5, 0.0, 0.0]
+    layout = Layout(6, {"weights": (slice(0, 6), (6,))})
+    assert method.soft_threshold(theta, ((slice(0, 6), 2),), layout).tolist() == [3.5, -2.5, 1.5, 0.5, 0.0, 0.0]

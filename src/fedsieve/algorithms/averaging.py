@@ -52,9 +52,9 @@ class Averaging(Method, ABC):
     def client_step(self, objective: Objective, client: Client, batch: Batch, clock: Clock, draw: Draw) -> Client:
         """theta <- project(theta - eta g)."""
         gradient, size = self.descend(objective, client.theta, batch, clock)
-        return client._replace(theta=self.project(client.theta - size * gradient, client, clock))
+        return client._replace(theta=self.project(client.theta - size * gradient, client, objective.layout, clock))
 
-    def project(self, theta: Float[Tensor, "k p"], client: Client, clock: Clock) -> Float[Tensor, "k p"]:
+    def project(self, theta: Float[Tensor, "k p"], client: Client, layout: Layout, clock: Clock) -> Float[Tensor, "k p"]:
         """What a method does to the weights after every local step: nothing."""
         return theta
 
@@ -75,7 +75,7 @@ class Averaging(Method, ABC):
 
     def theta(self, server: Server) -> Float[Tensor, " p"]:
         """The largest m weights."""
-        return exactly(self.final_budget(server.layout), server.theta)
+        return exactly(self.final_budget(server.layout), server.theta, server.layout)
 
     def full_theta(self, server: Server) -> Float[Tensor, " p"]:
         """All weights."""

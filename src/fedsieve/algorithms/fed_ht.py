@@ -9,9 +9,8 @@ from torch import Tensor
 from fedsieve.algorithms.averaging import Averaging, Server
 from fedsieve.core import selection
 from fedsieve.core.packets import Packet
-from fedsieve.core.selection import Budget
 from fedsieve.core.streams import Draw
-from fedsieve.core.types import Clock
+from fedsieve.core.types import Clock, Layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,11 +19,12 @@ class Thresholding(Averaging):
 
     def broadcast(self, server: Server, clock: Clock, draw: Draw) -> Packet:
         """H_m(theta)."""
-        return self.largest(server.theta, self.message_budget(server.layout, clock), draw)
+        return self.largest(server.theta, server.layout, clock, draw)
 
-    def largest(self, theta: Float[Tensor, "*k p"], parts: Budget, draw: Draw) -> Packet:
-        """The largest weights of the budget as a message."""
-        return self.pack(theta, selection.top(theta.abs(), parts), parts, draw)
+    def largest(self, theta: Float[Tensor, "*k p"], layout: Layout, clock: Clock, draw: Draw) -> Packet:
+        """The largest weights of the round's budget as a message."""
+        parts = self.message_budget(layout, clock)
+        return self.pack(theta, selection.top(theta.abs(), parts, layout.groups), parts, draw)
 
 
 @dataclass(frozen=True, kw_only=True)

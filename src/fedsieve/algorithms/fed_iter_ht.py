@@ -12,7 +12,7 @@ from fedsieve.algorithms.fed_ht import Thresholding
 from fedsieve.core import selection
 from fedsieve.core.packets import Packet
 from fedsieve.core.streams import Draw
-from fedsieve.core.types import Clock
+from fedsieve.core.types import Clock, Layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +27,14 @@ class FedIterHT(Thresholding):
         """H_m compares all weights."""
         return True
 
-    def project(self, theta: Float[Tensor, "k p"], client: Client, clock: Clock) -> Float[Tensor, "k p"]:
-        """H_m."""
-        kept = selection.top(theta.abs(), self.message_budget(client.layout, clock))
+    def project(self, theta: Float[Tensor, "k p"], client: Client, layout: Layout, clock: Clock) -> Float[Tensor, "k p"]:
+        """H_m; where only some coordinates are in sight (sparse rows), all others are zero and m is the same."""
+        parts = self.message_budget(client.layout, clock)
+        if layout.size != client.layout.size:
+            parts = selection.narrowed(parts, layout.gated, layout.free)
+        kept = selection.top(theta.abs(), parts, layout.groups)
         return torch.where(kept, theta, torch.zeros_like(theta))
 
     def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
         """The m weights that are left."""
-        return self.largest(client.theta, self.message_budget(client.layout, clock), draw)
+        return self.largest(client.theta, client.layout, clock, draw)

@@ -14,8 +14,9 @@ from fedsieve.algorithms.averaging import Averaging, Server
 from fedsieve.algorithms.method import exactly, fraction
 from fedsieve.core import selection
 from fedsieve.core.packets import Packet, sparse_packet
+from fedsieve.core.selection import Budget
 from fedsieve.core.streams import Draw
-from fedsieve.core.types import Clock
+from fedsieve.core.types import Clock, Layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,17 +34,18 @@ class FedL1(Averaging):
 
     def broadcast(self, server: Server, clock: Clock, draw: Draw) -> Packet:
         """sign(theta) max(|theta| - tau, 0), only what is left of it."""
-        shrunk = self.soft_threshold(server.theta, selection.total_kept(self.message_budget(server.layout, clock)))
+        shrunk = self.soft_threshold(server.theta, self.message_budget(server.layout, clock), server.layout)
         return sparse_packet(shrunk.nonzero()[:, 0], {"theta": shrunk}, self.bits, draw)
 
     def theta(self, server: Server) -> Float[Tensor, " p"]:
         """The m largest of the shrunk weights."""
         parts = self.final_budget(server.layout)
-        return exactly(parts, self.soft_threshold(server.theta, selection.total_kept(parts)))
+        return exactly(parts, self.soft_threshold(server.theta, parts, server.layout), server.layout)
 
-    def soft_threshold(self, theta: Float[Tensor, " p"], kept: int) -> Float[Tensor, " p"]:
-        """The proximal step of tau |theta|_1, tau scale-free."""
-        if kept == len(theta):
+    def soft_threshold(self, theta: Float[Tensor, " p"], parts: Budget, layout: Layout) -> Float[Tensor, " p"]:
+        """The proximal step of tau |theta|_1, tau scale-free; what no gate stands before is not shrunk."""
+        gated, kept = theta[: layout.gated], selection.total_kept(parts) - layout.free
+        if kept == layout.gated:
             return theta
-        threshold = self.shrinkage * torch.topk(theta.abs(), kept + 1).values[-1]
-        return theta.sign() * (theta.abs() - threshold).clamp_min(0)
+        threshold = self.shrinkage * torch.topk(gated.abs(), kept + 1).values[-1]
+        return torch.cat((gated.sign() * (gated.abs() - threshold).clamp_min(0), theta[layout.gated :]))

@@ -18,4 +18,4 @@ class FedRoundHT(Thresholding):
 
     def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
         """H_m(theta_k)."""
-        return self.largest(client.theta, self.message_budget(client.layout, clock), draw)
+        return self.largest(client.theta, client.layout, clock, draw)

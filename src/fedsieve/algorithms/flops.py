@@ -8,9 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedsieve.algorithms.fed_sgd import GradientExchange
-from fedsieve.algorithms.gated import Gated, Server
+from fedsieve.algorithms.gated import Gated, Server, opened
 from fedsieve.core import optimizers
-from fedsieve.core.constraint import Dual
 from fedsieve.core.gates import LOG_ALPHA_LIMIT
 from fedsieve.core.packets import Packet, dense_packet
 from fedsieve.core.streams import Draw
@@ -59,8 +58,8 @@ class Flops(GradientExchange, Gated):
         turn, gate_moments = optimizers.step(self.server, server.gate_moments, gate_gradient, self.gate_rate * decay)
         return server._replace(
             weights=server.weights + move,
-            log_alpha=(server.log_alpha + turn).clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT),
-            multiplier=self.ascend(server.multiplier, server.log_alpha, clock),
+            log_alpha=opened((server.log_alpha + turn).clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT), server.layout),
+            multiplier=self.ascend(server.multiplier, server.log_alpha, server.layout, clock),
             moments=moments,
             gate_moments=gate_moments,
         )
@@ -69,7 +68,5 @@ class Flops(GradientExchange, Gated):
         """After prune start, scale log_alpha up at the top m of theta and down elsewhere (L155-157)."""
         log_alpha = server.log_alpha
         if clock.round + 1 > max(self.prune_start * clock.rounds, self.warmup):
-            log_alpha, _ = self.scale(server.weights, log_alpha, self.message_budget(server.layout, clock))
-        if self.dual is Dual.EXACT:
-            log_alpha = self.tighten(log_alpha, self.message_density(clock))
-        return server._replace(log_alpha=log_alpha)
+            log_alpha = self.scaled(log_alpha, self.chosen(server.weights, log_alpha, server.layout, clock))
+        return server._replace(log_alpha=self.tighten(log_alpha, server.layout, self.message_density(clock)))

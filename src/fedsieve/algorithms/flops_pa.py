@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from fedsieve.algorithms.gated import Gated
+from fedsieve.algorithms.gated import Gated, opened
 from fedsieve.algorithms.method import examples, fraction, server_step
 from fedsieve.core import gates, selection
 from fedsieve.core.aggregation import cohort_weights, combine, mean
@@ -119,17 +119,17 @@ class FlopsPA(Gated):
         The pair on the wire is (theta~, z), from which the receiver forms theta: the same content as (theta, z), but rounding
         theta~ does no harm where z is near 0.
         """
-        parts = self.message_budget(layout, clock)
-        chosen = selection.top(self.score(weights, log_alpha), parts)
+        chosen = self.chosen(weights, log_alpha, layout, clock)
         if clock.round >= max(self.prune_start * clock.rounds, self.warmup):
-            log_alpha = selection.scale_log_alpha(log_alpha, chosen, self.scaling_rate, self.scaling)
-        support = selection.positions(chosen, total_kept(parts))
+            log_alpha = self.scaled(log_alpha, chosen)
+        support = selection.positions(chosen, total_kept(self.message_budget(layout, clock)))
         packet = sparse_packet(support, {"weights": weights}, self.bits, draw)
         if self.message is Message.LOG_ALPHA:
             packet.fields["log_alpha"] = round_values(log_alpha.gather(-1, support), self.bits, draw, "log_alpha", zero_free=False)
             packet.scalars["rest_gate"] = mean_outside(log_alpha, chosen).to(torch.float32)
         else:
-            gate = self.gates(log_alpha, draw("message gates", log_alpha.shape[-1]), self.message_gates).value
+            noise = selection.one_per_group(draw("message gates", log_alpha.shape[-1]), layout.groups)
+            gate = self.gates(log_alpha, noise, self.message_gates).value
             packet.fields["gates"] = round_gates(gate.gather(-1, support), self.bits, draw, "gates")
             packet.scalars["rest_gate"] = mean_outside(gate, chosen).clamp_min(self.rest_floor).to(torch.float32)
         return packet
@@ -199,12 +199,13 @@ class FlopsPA(Gated):
         target = combine(thetas, examples(replies, server.theta), self.weights)
         theta, moments = server_step(self, server.moments, sent, target)
         theta = theta + self.memory * (server.theta - sent)
-        log_alpha = self.tighten(self.log_alpha_of(gate), self.message_density(clock))
+        log_alpha = opened(self.log_alpha_of(gate), server.layout)
+        log_alpha = self.tighten(log_alpha, server.layout, self.message_density(clock))
         return server._replace(
             theta=theta,
             weights=theta / gate.clamp_min(GATE_MARGIN) if by_gate else theta,
             log_alpha=log_alpha,
-            multiplier=self.ascend(server.multiplier, log_alpha, clock),
+            multiplier=self.ascend(server.multiplier, log_alpha, server.layout, clock),
             moments=moments,
         )
 

@@ -6,7 +6,7 @@ from math import log
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from fedsieve.algorithms.method import Method, above_zero, at_least, exactly, fraction
@@ -14,7 +14,7 @@ from fedsieve.core import constraint, gates, optimizers, selection
 from fedsieve.core.constraint import Dual, Form
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT, GateAtTest, HardConcrete
 from fedsieve.core.optimizers import Moments, no_moments
-from fedsieve.core.selection import Budget, Scaling
+from fedsieve.core.selection import Scaling
 from fedsieve.core.streams import Draw
 from fedsieve.core.types import Batch, Clock, Layout, Objective
 
@@ -46,6 +46,14 @@ class Slopes(NamedTuple):
     weights: Tensor
     log_alpha: Tensor
     size: Tensor
+
+
+def opened(log_alpha: Float[Tensor, "*k p"], layout: Layout) -> Float[Tensor, "*k p"]:
+    """log_alpha with the gates of free coordinates wide open."""
+    if not layout.free:
+        return log_alpha
+    wide = torch.full_like(log_alpha[..., layout.gated :], LOG_ALPHA_LIMIT)
+    return torch.cat((log_alpha[..., : layout.gated], wide), dim=-1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,11 +127,13 @@ class Gated(Method, ABC):
         """grad_theta~ = g z and grad_phi = g theta~ dz/dphi, averaged over R gate samples (L114, L151)."""
         slopes = []
         for r in range(self.samples):
-            gate = self.client_gates(log_alpha, draw(f"gates {r}", weights.shape[-1]))
+            noise = selection.one_per_group(draw(f"gates {r}", weights.shape[-1]), objective.layout.groups)
+            gate = self.client_gates(log_alpha, noise)
             loss, gradient = objective.gradient(weights * gate.value, batch)
             size = self.step_size(loss, gradient * gate.value, batch, clock)
             gradient = optimizers.clipped(gradient, self.clip)
-            slopes.append(Slopes(gradient * gate.value, gradient * weights * gate.slope, size))
+            by_gate = selection.shared(gradient * weights * gate.slope, objective.layout.groups)
+            slopes.append(Slopes(gradient * gate.value, by_gate, size))
         if self.samples == 1:
             return slopes[0]
         return Slopes(*(torch.stack(parts).mean(0) for parts in zip(*slopes, strict=True)))
@@ -137,18 +147,18 @@ class Gated(Method, ABC):
         slope = constraint.slope(self.shape, log_alpha, multiplier, self.constraint)
         return slope - self.entropy * gates.entropy_slope(self.shape, log_alpha) if self.entropy else slope
 
-    def ascend(self, multiplier: Float[Tensor, ""], log_alpha: Float[Tensor, " p"], clock: Clock) -> Float[Tensor, ""]:
+    def ascend(self, multiplier: Float[Tensor, ""], log_alpha: Float[Tensor, " p"], layout: Layout, clock: Clock) -> Float[Tensor, ""]:
         """One dual step on the violation measured before the primal step (decision B2)."""
         if self.dual is not Dual.ASCENT:
             return multiplier
-        violation = constraint.gap(self.shape, log_alpha, self.message_density(clock))
+        violation = constraint.gap(self.shape, log_alpha[: layout.gated], self.message_density(clock))
         return constraint.ascend(multiplier, violation, self.dual_rate / self.exchanges)
 
-    def tighten(self, log_alpha: Float[Tensor, " p"], density: float) -> Float[Tensor, " p"]:
+    def tighten(self, log_alpha: Float[Tensor, " p"], layout: Layout, density: float) -> Float[Tensor, " p"]:
         """The exact dual: one shift of all log_alpha that makes the constraint tight."""
         if self.dual is not Dual.EXACT:
             return log_alpha
-        return constraint.shifted(log_alpha, constraint.exact_shift(self.shape, log_alpha, density))
+        return opened(constraint.shifted(log_alpha, constraint.exact_shift(self.shape, log_alpha[: layout.gated], density)), layout)
 
     def score(self, weights: Float[Tensor, "*k p"], log_alpha: Float[Tensor, "*k p"]) -> Float[Tensor, "*k p"]:
         """|theta~| times the test-time gate (decision C3)."""
@@ -158,21 +168,25 @@ class Gated(Method, ABC):
         """The test-time gate, a hair above 0: closed gates are then ranked by weight, and a kept weight is never zero (C5)."""
         return gates.at_test_time(self.shape, log_alpha, self.test_gate).clamp_min(GATE_MARGIN)
 
-    def scale(
-        self, weights: Float[Tensor, "*k p"], log_alpha: Float[Tensor, "*k p"], parts: Budget
-    ) -> tuple[Float[Tensor, "*k p"], Tensor]:
-        """log_alpha pushed up at the top m of theta and down elsewhere, and that mask (L155-157)."""
-        chosen = selection.top(self.score(weights, log_alpha), parts)
-        return selection.scale_log_alpha(log_alpha, chosen, self.scaling_rate, self.scaling), chosen
+    def chosen(
+        self, weights: Float[Tensor, "*k p"], log_alpha: Float[Tensor, "*k p"], layout: Layout, clock: Clock
+    ) -> Bool[Tensor, "*k p"]:
+        """The top m of theta."""
+        return selection.top(self.score(weights, log_alpha), self.message_budget(layout, clock), layout.groups)
+
+    def scaled(self, log_alpha: Float[Tensor, "*k p"], chosen: Bool[Tensor, "*k p"]) -> Float[Tensor, "*k p"]:
+        """log_alpha pushed up where chosen and down elsewhere (L155-157)."""
+        return selection.scale_log_alpha(log_alpha, chosen, self.scaling_rate, self.scaling)
 
     def init(self, layout: Layout, weights: Float[Tensor, " p"], draw: Draw) -> Server:
         """theta~ as given, log_alpha around logit rho_init, lambda = 0 (L140)."""
-        log_alpha = gates.initial(draw("log_alpha", layout.size), self.initial_logit_density).clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
-        return Server(weights, log_alpha, torch.zeros_like(weights[0]), no_moments(weights), no_moments(weights), layout)
+        noise = selection.one_per_group(draw("log_alpha", layout.size), layout.groups)
+        log_alpha = gates.initial(noise, self.initial_logit_density).clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
+        return Server(weights, opened(log_alpha, layout), torch.zeros_like(weights[0]), no_moments(weights), no_moments(weights), layout)
 
     def theta(self, server: Holder) -> Float[Tensor, " p"]:
         """theta~ times the test-time gate, the m largest (decision C5)."""
-        return exactly(self.final_budget(server.layout), server.weights * self.open_gate(server.log_alpha))
+        return exactly(self.final_budget(server.layout), server.weights * self.open_gate(server.log_alpha), server.layout)
 
     def full_theta(self, server: Holder) -> Float[Tensor, " p"]:
         """theta~ times the test-time gate."""
@@ -180,10 +194,11 @@ class Gated(Method, ABC):
 
     def info(self, server: Holder) -> dict[str, Tensor]:
         """Density as expected and at test time, the multiplier, the violation."""
-        probability = gates.active_probability(self.shape, server.log_alpha)
+        log_alpha = server.log_alpha[: server.layout.gated]
+        probability = gates.active_probability(self.shape, log_alpha)
         return {
             "expected_density": probability.mean(),
-            "test_density": (gates.at_test_time(self.shape, server.log_alpha, self.test_gate) > 0).to(probability).mean(),
+            "test_density": (gates.at_test_time(self.shape, log_alpha, self.test_gate) > 0).to(probability).mean(),
             "multiplier": server.multiplier,
             "violation": probability.mean() - self.density,
         }

@@ -11,14 +11,14 @@ from fedsieve.algorithms.fed_ht import Thresholding
 from fedsieve.core.packets import Packet
 from fedsieve.core.selection import Schedule, total_kept
 from fedsieve.core.streams import Draw
-from fedsieve.core.types import Clock
+from fedsieve.core.types import Clock, Layout
 
 
 @dataclass(frozen=True, kw_only=True)
 class Masked(Averaging):
     """Clients train only the weights they received; the uplink repeats the broadcast's support."""
 
-    def project(self, theta: Float[Tensor, "k p"], client: Client, clock: Clock) -> Float[Tensor, "k p"]:
+    def project(self, theta: Float[Tensor, "k p"], client: Client, layout: Layout, clock: Clock) -> Float[Tensor, "k p"]:
         """Zero outside the broadcast's support."""
         return torch.where(client.sent != 0, theta, torch.zeros_like(theta))
 

@@ -122,7 +122,21 @@ class Method:
         return self._budget(layout, self.density)
 
     def _budget(self, layout: Layout, density: float) -> Budget:
-        return selection.budget(list(layout.layers.values()), selection.kept_count(density, layout.size), self.budget)
+        parts = selection.budget(list(layout.layers.values()), selection.kept_count(density, layout.gated), self.budget)
+        if layout.groups is not None:
+            parts = tuple((part, self._whole_groups(kept, layout.groups[part])) for part, kept in parts)
+        return (*parts, (slice(layout.gated, layout.size), layout.free)) if layout.free else parts
+
+    @staticmethod
+    def _whole_groups(kept: int, groups: Tensor) -> int:
+        """The most coordinates that whole groups can hold; those of one part must have one size."""
+        sizes = groups.bincount()
+        sizes = sizes[sizes > 0]
+        if sizes.amin() != sizes.amax():
+            raise ValueError("groups of unequal size cannot share one budget; use --algorithm.budget layer or erk")
+        if kept < sizes[0]:
+            raise ValueError(f"a budget of {kept} weights is less than one group of {int(sizes[0])}; ask for a higher density")
+        return kept - kept % int(sizes[0])
 
     # One step and one message
 
@@ -160,9 +174,9 @@ def examples(replies: list[Reply], like: Tensor) -> Float[Tensor, " k"]:
     return torch.tensor([reply.examples for reply in replies], dtype=like.dtype, device=like.device)
 
 
-def exactly(kept: Budget, theta: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
+def exactly(kept: Budget, theta: Float[Tensor, " p"], layout: Layout) -> Float[Tensor, " p"]:
     """The final projection: the largest weights of the budget, zeros elsewhere (decision C5)."""
-    return torch.where(selection.top(theta.abs(), kept), theta, torch.zeros_like(theta))
+    return torch.where(selection.top(theta.abs(), kept, layout.groups), theta, torch.zeros_like(theta))
 
 
 def server_step(

@@ -20,5 +20,6 @@ class RandomMask(Masked, Thresholding):
 
     def init(self, layout: Layout, weights: Float[Tensor, " p"], draw: Draw) -> Server:
         """The start, zero outside a random mask."""
-        kept = selection.top(draw("mask", layout.size), self.final_budget(layout))
+        chance = selection.one_per_group(draw("mask", layout.size), layout.groups)
+        kept = selection.top(chance, self.final_budget(layout), layout.groups)
         return super().init(layout, torch.where(kept, weights, torch.zeros_like(weights)), draw)

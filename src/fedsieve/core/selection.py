@@ -100,11 +100,44 @@ def _round_to_sum(wanted: list[float], limits: list[int], total: int) -> list[in
     return counts
 
 
-def top(score: Float[Tensor, "*k n"], parts: Budget) -> Bool[Tensor, "*k n"]:
-    """The mask of the largest scores within each part of the budget; ties go to the lowest index (decision C3)."""
+def top(score: Float[Tensor, "*k n"], parts: Budget, groups: Int64[Tensor, " n"] | None = None) -> Bool[Tensor, "*k n"]:
+    """The mask of the largest scores within each part of the budget; ties go to the lowest index (decision C3).
+
+    Groups are kept or dropped whole, by the sum of their squared scores; those of one part have one size.
+    """
+    if groups is not None:
+        return torch.cat([top_groups(score[..., part], kept, groups[part]) for part, kept in parts], dim=-1)
     if len(parts) == 1:
         return top_count(score, parts[0][1])
     return torch.cat([top_count(score[..., part], kept) for part, kept in parts], dim=-1)
+
+
+def top_groups(score: Float[Tensor, "*k n"], kept: int, groups: Int64[Tensor, " n"]) -> Bool[Tensor, "*k n"]:
+    """The mask of as many whole groups as `kept` coordinates hold, the strongest first."""
+    first = groups - groups.amin()
+    count = int(first.amax()) + 1
+    strength = torch.zeros(*score.shape[:-1], count, dtype=score.dtype, device=score.device).index_add(-1, first, score * score)
+    return top_count(strength, kept // (len(groups) // count)).index_select(-1, first)
+
+
+def shared(values: Float[Tensor, "*k n"], groups: Int64[Tensor, " n"] | None) -> Float[Tensor, "*k n"]:
+    """Every coordinate's value replaced by the sum over its group."""
+    if groups is None:
+        return values
+    count = int(groups.amax()) + 1
+    total = torch.zeros(*values.shape[:-1], count, dtype=values.dtype, device=values.device).index_add(-1, groups, values)
+    return total.index_select(-1, groups)
+
+
+def one_per_group(values: Float[Tensor, "*k n"], groups: Int64[Tensor, " n"] | None) -> Float[Tensor, "*k n"]:
+    """Every coordinate's value replaced by that of its group's first coordinate."""
+    if groups is None:
+        return values
+    count = int(groups.amax()) + 1
+    leader = torch.full((count,), len(groups), device=groups.device).scatter_reduce(
+        0, groups, torch.arange(len(groups), device=groups.device), "amin"
+    )
+    return values.index_select(-1, leader.index_select(0, groups))
 
 
 def top_count(score: Float[Tensor, "*k n"], kept: int) -> Bool[Tensor, "*k n"]:
@@ -123,6 +156,12 @@ def top_count(score: Float[Tensor, "*k n"], kept: int) -> Bool[Tensor, "*k n"]:
 def positions(mask: Bool[Tensor, "*k n"], kept: int) -> Int64[Tensor, "*k m"]:
     """Increasing indices of a mask that holds `kept` in every row."""
     return mask.nonzero()[:, -1].reshape(*mask.shape[:-1], kept)
+
+
+def narrowed(parts: Budget, gated: int, free: int) -> Budget:
+    """A global budget over the `gated` coordinates in sight, followed by `free` ones that are always kept."""
+    kept = min(total_kept(parts) - free, gated)
+    return ((slice(0, gated), kept), (slice(gated, gated + free), free)) if free else ((slice(0, gated), kept),)
 
 
 def total_kept(parts: Budget) -> int:

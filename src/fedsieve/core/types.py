@@ -33,6 +33,15 @@ class Layout(NamedTuple):
 
     size: int
     layers: dict[str, tuple[slice, tuple[int, ...]]]
+    free: int = 0
+    """the last coordinates, outside all layers: always kept, never gated, not counted in the density (an intercept)"""
+    groups: Tensor | None = None
+    """(size,): the group of each coordinate, numbered along the layers; a group is kept or dropped whole"""
+
+    @property
+    def gated(self) -> int:
+        """Coordinates the density counts."""
+        return self.size - self.free
 
 
 class Reply(NamedTuple):
@@ -77,6 +86,8 @@ class Objective(Protocol):
     """A loss over a flat parameter vector, for a stack of clients at once."""
 
     layout: Layout
+    places: dict[str, tuple[slice, tuple[int, ...]]]
+    """where everything stands in the flat vector, by name: the layers, and what is free"""
 
     def initial(self, draw: Draw) -> Tensor:
         """theta~ (p,) at the start."""

@@ -66,7 +66,7 @@ class Local:
         for step in range(algorithm.local_steps):
             hand = deck(algorithm.batch_rows, step, algorithm.local_steps)
             touched, batch = self.rows.take_touched(client, hand, self._held(state) if algorithm.projects else None)
-            at = (np.arange(self.objective.outputs)[:, None] * self.objective.features + touched).reshape(-1)
+            at = self._coordinates(touched)
             where = torch.from_numpy(at).to(self.device)
             small = mapped(state, lambda part, where=where: part.index_select(-1, where) if part.shape[-1:] == (size,) else part)
             small = algorithm.client_step(
@@ -82,9 +82,16 @@ class Local:
             missed[0, where] -= 1
         return algorithm.client_rest(state, missed, clock)
 
+    def _coordinates(self, touched: np.ndarray) -> np.ndarray:
+        """Where the weights of some features stand in the whole vector, and after them the free coordinates."""
+        layout = self.objective.layout
+        weights = np.arange(self.objective.outputs)[:, None] * self.objective.features + touched
+        return np.concatenate((weights.reshape(-1), np.arange(layout.gated, layout.size)))
+
     def _held(self, state: Any) -> np.ndarray:
         """Features with a weight that is not zero."""
-        return np.unique(state[0][0].nonzero()[:, 0].numpy(force=True) % self.objective.features)
+        weights = state[0][0, : self.objective.layout.gated]
+        return np.unique(weights.nonzero()[:, 0].numpy(force=True) % self.objective.features)
 
 
 def mapped(state: Any, function: Callable[[Tensor], Tensor]) -> Any:

@@ -22,13 +22,16 @@ from fedsieve.core.aggregation import Weighting
 from fedsieve.core.gates import active_probability
 from fedsieve.core.streams import key
 from fedsieve.core.types import Bytes, Exchange, Objective
+from fedsieve.data import own
 from fedsieve.data.partition import Partition
 from fedsieve.data.spread import Drawn, Spread
 from fedsieve.engines.batched import Batched
 from fedsieve.engines.loop import Loop
 from fedsieve.engines.rows import Rows
-from fedsieve.experiments.tasks import MEASURES, TASKS
+from fedsieve.experiments.models import load_start
+from fedsieve.experiments.tasks import MEASURES, TASKS, Task, task_of
 from fedsieve.objectives.linear import Linear, Loss
+from fedsieve.objectives.module import Group
 from fedsieve.train import Population, Round, cohort_size, start, train
 
 COLUMNS = ("r2", "mse", "accuracy", "ce", "bce", "micro_f1", "tdr", "tdr_rows", "recall")
@@ -114,6 +117,14 @@ class Federation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Gating:
+    """What a gate stands before."""
+
+    group: Group = Group.WEIGHT
+    """what shares a gate and is kept or dropped whole"""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """Everything that decides a result."""
 
@@ -130,6 +141,9 @@ class Run:
     judge: Judge = Judge.TEST
     data: Any = None
     federation: Federation = field(default_factory=Federation)
+    gates: Gating = field(default_factory=Gating)
+    model: str | None = None
+    start: Path | None = None
     algorithm: Method | None = None
 
     def __post_init__(self) -> None:
@@ -138,7 +152,9 @@ class Run:
         for kind, name, known in (("task", self.task, TASKS), ("method", self.method, METHODS)):
             if name not in known:
                 raise ValueError(f"unknown {kind} {name!r}; there are {', '.join(known)}")
-        task = TASKS[self.task]
+        if self.data is None:
+            set_field(self, "data", TASKS[self.task].options())
+        task = self.about
         algorithm = self.algorithm or algorithm_class(self.method)(**task.settings)
         federation = self.federation
         if federation.clients is None:
@@ -147,8 +163,6 @@ class Run:
             federation = replace(federation, partition=task.partition)
         if self.density is None:
             set_field(self, "density", task.density)
-        if self.data is None:
-            set_field(self, "data", task.options())
         if federation.participation is None:
             federation = replace(federation, participation=self._usual_participation(algorithm, federation))
         if federation.weights is None:
@@ -185,7 +199,7 @@ class Run:
                 f"federation.participation {federation.participation:g} of {federation.clients} clients picks nobody; "
                 f"use at least {1 / federation.clients:g}"
             )
-        if federation.partition is Partition.LABEL and TASKS[self.task].loss in (Loss.SQUARED, Loss.MULTILABEL):
+        if federation.partition is Partition.LABEL and self.about.loss in (Loss.SQUARED, Loss.MULTILABEL):
             raise ValueError(
                 f"federation.partition label needs one class a row, and task {self.task} has none; use quantity, iid or clusters"
             )
@@ -200,19 +214,24 @@ class Run:
     @cached_property
     def objective(self) -> Objective:
         """The loss of the task."""
-        return TASKS[self.task].objective(self.data)
+        return self.about.objective(self.data, self.gates.group)
+
+    @cached_property
+    def about(self) -> Task:
+        """What the task brings along."""
+        return task_of(self.task, self.data, self.model)
 
     @property
     def metric(self) -> str:
         """The number that is compared."""
-        return TASKS[self.task].metric
+        return self.about.metric
 
     @property
     def config(self) -> dict[str, Any]:
         """Everything that decides the result, as plain values: what config.toml holds."""
-        top = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name not in ("data", "federation", "algorithm")}
+        top = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name not in ("data", "federation", "gates", "algorithm")}
         algorithm = {f.name: _plain(getattr(self.algorithm, f.name)) for f in fields(self.algorithm) if "section" not in f.metadata}
-        sections = {"data": self.data, "federation": self.federation}
+        sections = {"data": self.data, "federation": self.federation, "gates": self.gates}
         return {**top, **{name: {k: _plain(v) for k, v in asdict(part).items()} for name, part in sections.items()}, "algorithm": algorithm}
 
     @property
@@ -250,9 +269,14 @@ class Problem:
     def __init__(self, run: Run) -> None:
         self.run = run
         spread = Spread(run.federation.clients, run.federation.partition, run.federation.alpha)
-        self.drawn: Drawn = TASKS[run.task].draw(run.data, spread, run.seed, run.federation.server_rows)
+        self.drawn: Drawn = run.about.draw(run.data, spread, run.seed, run.federation.server_rows)
         if run.judge is Judge.VALIDATION:
             self.drawn = held_out(self.drawn)
+        if len(self.drawn.counts) != run.federation.clients:
+            raise ValueError(
+                f"federation.clients {run.federation.clients} contradicts data.client: the rows name {len(self.drawn.counts)} clients; "
+                f"leave it out"
+            )
         if run.federation.clients > self.drawn.counts.sum() and not run.federation.central:
             raise ValueError(
                 f"federation.clients {run.federation.clients} is more than the {self.drawn.counts.sum()} rows there are; use fewer clients"
@@ -282,7 +306,7 @@ class Problem:
         if self.run.federation.centring is Centring.CLIENT:
             if isinstance(x, csr_matrix):
                 raise ValueError("federation.centring client would fill sparse rows with numbers; use --federation.centring none")
-            x, y = centred(x, y, self.counts, targets=TASKS[self.run.task].loss is Loss.SQUARED)
+            x, y = centred(x, y, self.counts, targets=self.run.about.loss is Loss.SQUARED)
         return self._rows(x, y, self.counts)
 
     @cached_property
@@ -314,13 +338,13 @@ class Problem:
     def measure(self, theta: Tensor) -> dict[str, float]:
         """Test metrics of a parameter vector."""
         x, y = self.test
-        return MEASURES[TASKS[self.run.task].loss][0](self.run.objective.predict(theta, x), y)
+        return MEASURES[self.run.about.loss][0](self.run.objective.predict(theta, x), y)
 
     def recovery(self, theta: Tensor) -> dict[str, float]:
         """How well its support is the true one, where that is known."""
         if self.truth is None:
             return {}
-        return metrics.recovery((theta != 0).view_as(self.truth), self.truth != 0)
+        return metrics.recovery((theta[: self.truth.numel()] != 0).view_as(self.truth), self.truth != 0)
 
     def _rows(self, x: np.ndarray, y: np.ndarray, counts: Any) -> Rows:
         rows = x.astype(np.dtype(str(self.run.dtype).removeprefix("torch."))) if isinstance(x, csr_matrix) else self._tensor(x)
@@ -362,11 +386,22 @@ def execute(run: Run, problem: Problem | None = None) -> Iterator[Progress]:
     problem = problem or Problem(run)
     algorithm = run.algorithm
     tune = problem.exchange(problem.server_rows, key(run.seed, "tune")) if run.federation.server_rows else None
-    server = start(algorithm, run.objective, run.seed, run.dtype, run.device)
+    given = None if run.start is None else load_start(run.start, run.objective).to(device=run.device, dtype=run.dtype)
+    server = start(algorithm, run.objective, run.seed, run.dtype, run.device, given)
     exchange = problem.exchange(problem.rows, run.seed)
     participation = 1.0 if run.federation.central else run.federation.participation
     rounds = train(
-        algorithm, server, problem.population, participation, exchange, run.rounds, run.seed, dtype=run.dtype, device=run.device, tune=tune
+        algorithm,
+        server,
+        problem.population,
+        participation,
+        exchange,
+        run.rounds,
+        run.seed,
+        dtype=run.dtype,
+        device=run.device,
+        tune=tune,
+        known_start=given is None,
     )
     began = time.perf_counter()
     for done in rounds:
@@ -397,6 +432,17 @@ def refuse_divergence(run: Run, done: Round, theta: Tensor) -> None:
         )
 
 
+def features_used(run: Run, theta: Tensor) -> list[str] | None:
+    """The features a linear model reads, strongest first, by name or number, where gates are shared by features."""
+    objective = run.objective
+    if not isinstance(objective, Linear) or not objective.by_feature:
+        return None
+    strength = objective.parts(theta)[0].square().sum(0)
+    order = strength.argsort(descending=True, stable=True)[: int((strength > 0).sum())].tolist()
+    names = own.read(run.data.path, run.data.target, run.data.client).names if run.task == "file" else None
+    return [names[j] if names else str(j) for j in order]
+
+
 def gate_histogram(algorithm: Method, server: Any) -> np.ndarray | None:
     """How P(z != 0) is spread, in twentieths; None for methods without gates."""
     if not hasattr(server, "log_alpha"):
@@ -408,7 +454,8 @@ def gate_histogram(algorithm: Method, server: Any) -> np.ndarray | None:
 def summary(run: Run, problem: Problem, rows: list[dict[str, Any]], theta: Tensor) -> dict[str, Any]:
     """The result of a run, by the names of `--json`."""
     last = rows[-1]
-    nonzero = int((theta != 0).sum())
+    gated = theta[: run.objective.layout.gated]
+    nonzero = int((gated != 0).sum())
     totals = {name: sum(row[name] for row in rows) for name in last if name.startswith("bytes_")}
     return {
         "run": run.id,
@@ -419,9 +466,10 @@ def summary(run: Run, problem: Problem, rows: list[dict[str, Any]], theta: Tenso
         "metric": run.metric,
         "value": last[run.metric],
         **{name: last.get(name) for name in COLUMNS},
-        "size": theta.numel(),
+        "size": gated.numel(),
         "nonzero": nonzero,
-        "density": nonzero / theta.numel(),
+        "density": nonzero / gated.numel(),
+        "features": features_used(run, theta),
         "expected_density": last.get("expected_density"),
         "test_density": last.get("test_density"),
         **totals,

@@ -1,22 +1,28 @@
 """The tasks by the name a user types: their data, their objective, and the defaults that go with them."""
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from typing import Any
+
+import numpy as np
+from torch import nn
 
 from fedsieve import metrics
 from fedsieve.core.optimizers import StepRule
 from fedsieve.core.selection import BudgetRule, Schedule
 from fedsieve.core.types import Objective
-from fedsieve.data import files
+from fedsieve.data import files, own
 from fedsieve.data.files import Files
+from fedsieve.data.own import Own
 from fedsieve.data.partition import Partition
 from fedsieve.data.spread import Drawn
 from fedsieve.data.synthetic import Synthetic, generate
 from fedsieve.objectives.lenet import lenet
 from fedsieve.objectives.linear import Linear, Loss
-from fedsieve.objectives.module import Module
+from fedsieve.objectives.module import Group, Module
 
 MEASURES = {
     Loss.SQUARED: (metrics.regression, "r2"),
@@ -24,6 +30,18 @@ MEASURES = {
     Loss.SOFTMAX: (metrics.multiclass, "accuracy"),
     Loss.MULTILABEL: (metrics.multilabel, "micro_f1"),
 }
+
+
+CAREFUL = {
+    "budget": BudgetRule.ERK,
+    "schedule": Schedule.CUBIC,
+    "start_density": 0.3,
+    "step_rule": StepRule.CONSTANT,
+    "rate": 0.3,
+    "clip": 1.0,
+    "steps": 60,
+}
+"""For networks, whose flat regions make Polyak's step explode: per-layer budgets, a density schedule, short steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +53,8 @@ class Task:
     options: type
     draw: Callable[..., Drawn]
     """(options, spread, seed, server rows) -> rows on clients"""
-    objective: Callable[[Any], Objective]
+    objective: Callable[[Any, Group], Objective]
+    """(options, what shares a gate) -> the loss"""
     clients: int = 100
     partition: Partition = Partition.QUANTITY
     density: float = 0.05
@@ -51,17 +70,78 @@ class Task:
 def synthetic(name: str, about: str, loss: Loss) -> Task:
     """One of the paper's generated tasks."""
 
-    def objective(data: Synthetic) -> Linear:
-        return Linear(loss=loss, features=data.features, outputs=data.classes if name == "mc" else 1)
+    def objective(data: Synthetic, group: Group) -> Linear:
+        return linear(loss, data.features, data.classes if name == "mc" else 1, group)
 
     return Task(about=about, loss=loss, options=Synthetic, draw=partial(generate, name), objective=objective)
 
 
 def softmax(name: str, about: str, features: int, classes: int, **defaults: Any) -> Task:
     """A linear classifier on known files."""
-    objective = Linear(loss=Loss.SOFTMAX, features=features, outputs=classes)
     shared = {"options": Files, "draw": partial(files.draw, name), "partition": Partition.LABEL}
-    return Task(about=about, loss=Loss.SOFTMAX, objective=lambda _: objective, **shared, **defaults)
+    shared["objective"] = lambda _, group: linear(Loss.SOFTMAX, features, classes, group)
+    return Task(about=about, loss=Loss.SOFTMAX, **shared, **defaults)
+
+
+def linear(loss: Loss, features: int, outputs: int, group: Group, *, intercept: bool = False) -> Linear:
+    """A linear model; of the groups, only features make sense in it."""
+    if group not in (Group.WEIGHT, Group.FEATURE):
+        raise ValueError(f"gates.group {group} needs a module with layers; a linear model has weight and feature")
+    return Linear(loss=loss, features=features, outputs=outputs, intercept=intercept, by_feature=group is Group.FEATURE)
+
+
+def file_task(data: Own, model: str | None) -> Task:
+    """A user's own rows under the model they name; without one, what the target suggests."""
+    if data.path is None:
+        raise ValueError("task file needs --data.path with a .npz, .csv or .svm file")
+    table = own.read(data.path, data.target, data.client)
+    kind = model or ("multilabel" if table.y.ndim == 2 else "softmax" if table.y.dtype.kind in "USib" else "linear")
+    features = table.x.shape[1]
+    if kind == "linear":
+        if table.y.dtype.kind not in "fiub":
+            raise ValueError(f"--model linear needs numbers to predict; data.target {data.target} holds words; use --model softmax")
+        loss, outputs = Loss.SQUARED, 1
+    elif kind == "multilabel":
+        if table.y.ndim != 2:
+            raise ValueError("--model multilabel needs a 0/1 column a label; this target has one value a row; use --model softmax")
+        loss, outputs = Loss.MULTILABEL, table.y.shape[1]
+    elif kind == "softmax" or ":" in kind:
+        loss, outputs = Loss.SOFTMAX, len(own.classes(table.y))
+    else:
+        raise ValueError(f"--model takes linear, softmax, multilabel or PACKAGE.MODULE:FACTORY; got {kind}")
+
+    def objective(_: Own, group: Group) -> Objective:
+        if ":" in kind:
+            build = factory(kind)
+            return Module(module=build(), build=build, group=group)
+        return linear(loss, features, outputs, group, intercept=data.intercept)
+
+    labels = loss is Loss.SOFTMAX
+    return Task(
+        about="your own rows",
+        loss=loss,
+        options=Own,
+        draw=lambda options, spread, seed, server_rows: own.draw(options, labels, spread, seed, server_rows),
+        objective=objective,
+        clients=min(100, max(1, table.x.shape[0] // 20)) if table.owner is None else len(np.unique(table.owner)),
+        partition=Partition.LABEL if labels else Partition.QUANTITY,
+        settings=CAREFUL if ":" in kind else {},
+    )
+
+
+def factory(name: str) -> Callable[[], nn.Module]:
+    """The function PACKAGE.MODULE:FACTORY, which builds a module."""
+    where, _, what = name.partition(":")
+    sys.path.insert(0, "")
+    try:
+        found = getattr(import_module(where), what)
+    except (ImportError, AttributeError) as problem:
+        raise ValueError(f"--model {name} cannot be loaded: {problem}") from None
+    finally:
+        sys.path.remove("")
+    if not isinstance(found(), nn.Module):
+        raise ValueError(f"--model {name} must build a torch.nn.Module; it built {type(found()).__name__}")
+    return found
 
 
 TASKS = {
@@ -76,25 +156,32 @@ TASKS = {
         loss=Loss.SOFTMAX,
         options=Files,
         draw=partial(files.draw, "mnist-cnn"),
-        objective=lambda _: Module(module=lenet(), build=lenet),
+        objective=lambda _, group: Module(module=lenet(), build=lenet, group=group),
         partition=Partition.LABEL,
-        settings={
-            "budget": BudgetRule.ERK,
-            "schedule": Schedule.CUBIC,
-            "start_density": 0.3,
-            "step_rule": StepRule.CONSTANT,
-            "rate": 0.3,
-            "clip": 1.0,
-            "steps": 60,
-        },
+        settings=CAREFUL,
     ),
     "rcv1": Task(
         about="newswire topics, 34 labels, sparse rows",
         loss=Loss.MULTILABEL,
         options=Files,
         draw=partial(files.draw, "rcv1"),
-        objective=lambda _: Linear(loss=Loss.MULTILABEL, features=47_236, outputs=34),
+        objective=lambda _, group: linear(Loss.MULTILABEL, 47_236, 34, group),
         partition=Partition.CLUSTERS,
         density=0.005,
     ),
+    "file": Task(about="your own rows", loss=Loss.SQUARED, options=Own, draw=own.draw, objective=lambda *_: None),
 }
+
+
+def settings_of(task: Task, model: str | None) -> Mapping[str, Any]:
+    """Defaults of every method on this task, or for a module of the user's own."""
+    return CAREFUL if model is not None and ":" in str(model) else task.settings
+
+
+def task_of(name: str, data: Any, model: str | None) -> Task:
+    """The task of a run."""
+    if name == "file":
+        return file_task(data, model)
+    if model is not None:
+        raise ValueError(f"--model belongs to task file; task {name} brings its own")
+    return TASKS[name]

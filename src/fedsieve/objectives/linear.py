@@ -34,13 +34,33 @@ class Linear:
     loss: Loss
     features: int
     outputs: int = 1
+    intercept: bool = False
+    """one more number an output, behind the weights: no gate, not counted"""
+    by_feature: bool = False
+    """gates are shared by all weights of a feature"""
     spread: float = 0.01
     """theta~ starts as N(0, spread^2)"""
     layout: Layout = field(init=False)
 
     def __post_init__(self) -> None:
         size = self.features * self.outputs
-        object.__setattr__(self, "layout", Layout(size, {"weights": (slice(0, size), (self.outputs, self.features))}))
+        free = self.outputs if self.intercept else 0
+        own = torch.arange(self.features, self.features + free)
+        groups = torch.cat((torch.arange(self.features).repeat(self.outputs), own)) if self.by_feature else None
+        layers = {"weights": (slice(0, size), (self.outputs, self.features))}
+        object.__setattr__(self, "layout", Layout(size + free, layers, free, groups))
+
+    @property
+    def places(self) -> dict[str, tuple[slice, tuple[int, ...]]]:
+        """Where everything stands in the flat vector, by name."""
+        free = {"intercept": (slice(self.layout.gated, self.layout.size), (self.outputs,))} if self.intercept else {}
+        return self.layout.layers | free
+
+    def parts(self, theta: Float[Tensor, "*k p"]) -> tuple[Float[Tensor, "*k c f"], Float[Tensor, "*k c"] | None]:
+        """The matrix, and the intercepts where there are some."""
+        gated = self.layout.gated
+        matrix = theta[..., :gated].reshape(*theta.shape[:-1], self.outputs, self.features)
+        return matrix, theta[..., gated:] if self.intercept else None
 
     def initial(self, draw: Draw) -> Float[Tensor, " p"]:
         """theta~ ~ N(0, spread^2)."""
@@ -48,9 +68,13 @@ class Linear:
 
     def gradient(self, theta: Float[Tensor, "k p"], batch: Batch) -> tuple[Float[Tensor, " k"], Float[Tensor, "k p"]]:
         """Mean loss of the batch and its gradient. Orientation matters: theta (k, c, f) times x^T is 8 times faster than x theta^T."""
-        logits = torch.bmm(theta.view(-1, self.outputs, self.features), batch.x.transpose(1, 2))
-        loss, slope = self._loss(logits, batch.y)
-        return loss, torch.bmm(slope, batch.x).view(-1, self.layout.size)
+        matrix, intercept = self.parts(theta)
+        logits = torch.bmm(matrix, batch.x.transpose(1, 2))
+        if intercept is None:
+            loss, slope = self._loss(logits, batch.y)
+            return loss, torch.bmm(slope, batch.x).view(-1, self.layout.size)
+        loss, slope = self._loss(logits + intercept[..., None], batch.y)
+        return loss, torch.cat((torch.bmm(slope, batch.x).flatten(1), slope.sum(-1)), dim=-1)
 
     def _loss(self, logits: Float[Tensor, "k c b"], y: Tensor) -> tuple[Float[Tensor, " k"], Float[Tensor, "k c b"]]:
         """The mean loss over the last axis and its derivative in the logits."""
@@ -80,17 +104,20 @@ class Linear:
 
     def predict(self, theta: Float[Tensor, " p"], x: Float[Tensor, "n f"] | csr_matrix) -> Float[Tensor, "n c"]:
         """Predictions (LR) or logits; of rows held feature by feature, a sparse model reads only the features it uses."""
-        matrix = theta.view(self.outputs, self.features)
+        matrix, intercept = self.parts(theta)
         if isinstance(x, csr_matrix):
-            return torch.from_numpy(x @ np.ascontiguousarray(matrix.T.numpy(force=True))).to(theta)
-        used = matrix.any(0).nonzero()[:, 0]
-        if x.stride(0) != 1 or len(used) > self.features // 2:
-            return x @ matrix.T
-        return (matrix.index_select(1, used) @ x.T.index_select(0, used)).T
+            logits = torch.from_numpy(x @ np.ascontiguousarray(matrix.T.numpy(force=True))).to(theta)
+        else:
+            used = matrix.any(0).nonzero()[:, 0]
+            if x.stride(0) != 1 or len(used) > self.features // 2:
+                logits = x @ matrix.T
+            else:
+                logits = (matrix.index_select(1, used) @ x.T.index_select(0, used)).T
+        return logits if intercept is None else logits + intercept
 
     def smoothness(self, rows: Batch, batch: int, iterations: int = 8) -> Float[Tensor, ""]:
         """L of a mini-batch of size B: between L of all rows (power iteration) and of the worst row (expected smoothness, Gower 2019)."""
-        x = rows.x
+        x = torch.cat((rows.x, torch.ones_like(rows.x[:, :1])), dim=1) if self.intercept else rows.x
         n = len(x)
         curvature = CURVATURE[self.loss] / (self.outputs if self.loss is Loss.MULTILABEL else 1)
         direction = x.sum(0) + x[0]

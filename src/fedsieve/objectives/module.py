@@ -2,6 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
+from fnmatch import fnmatch
+from math import prod
 
 import torch
 from jaxtyping import Float
@@ -19,6 +22,33 @@ RANDOM = (nn.modules.dropout._DropoutNd,)
 ROWS_AT_ONCE = 2000
 
 
+class Group(StrEnum):
+    """What shares a gate, and is kept or dropped whole."""
+
+    WEIGHT = "weight"
+    """nothing: each weight has its own"""
+    FEATURE = "feature"
+    """all weights that read one input"""
+    NEURON = "neuron"
+    """all weights of one output of a fully connected layer"""
+    FILTER = "filter"
+    """all weights of one output channel of a convolution"""
+
+
+def numbered(shapes: list[tuple[int, ...]], group: Group, free: int) -> Tensor:
+    """The group of each coordinate, numbered along the layers; tensors the kind does not apply to keep one gate a weight."""
+    parts, first = [], 0
+    for shape in shapes:
+        ids = torch.arange(prod(shape)).view(shape)
+        if group is Group.FEATURE and len(shape) == 2:
+            ids = torch.arange(shape[1]).expand(shape)
+        elif (group is Group.NEURON and len(shape) == 2) or (group is Group.FILTER and len(shape) > 2):
+            ids = torch.arange(shape[0]).view(-1, *[1] * (len(shape) - 1)).expand(shape)
+        parts.append(ids.reshape(-1) + first)
+        first = int(parts[-1].amax()) + 1
+    return torch.cat((*parts, torch.arange(first, first + free)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Module:
     """The mean loss of a module's outputs, in its parameters laid flat. Tied parameters are one slice, so they share one gate."""
@@ -27,6 +57,11 @@ class Module:
     loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy
     build: Callable[[], nn.Module] | None = None
     """how to draw fresh weights from a seed; None starts from the module's own"""
+    free: tuple[str, ...] = ()
+    """patterns of parameter names without gates, such as `*.bias`: always kept, not counted"""
+    group: Group = Group.WEIGHT
+    """what shares a gate"""
+    places: dict[str, tuple[slice, tuple[int, ...]]] = field(init=False)
     layout: Layout = field(init=False)
 
     def __post_init__(self) -> None:
@@ -37,13 +72,18 @@ class Module:
                     f"{name or 'the module'} is {type(part).__name__} in training mode: its running statistics are state that no message "
                     f"carries; use GroupNorm, or freeze its statistics with .eval()"
                 )
-        layers, at = {}, 0
-        for name, parameter in self.module.named_parameters():
-            layers[name] = (slice(at, at + parameter.numel()), tuple(parameter.shape))
-            at += parameter.numel()
-        if not layers:
-            raise ValueError("the module has no parameters, so there is nothing to train")
-        object.__setattr__(self, "layout", Layout(at, layers))
+        named = dict(self.module.named_parameters())
+        gated = [name for name in named if not any(fnmatch(name, pattern) for pattern in self.free)]
+        if not gated:
+            raise ValueError("the module has no parameters with a gate, so there is nothing to choose from")
+        places, at = {}, 0
+        for name in (*gated, *(name for name in named if name not in gated)):
+            places[name] = (slice(at, at + named[name].numel()), tuple(named[name].shape))
+            at += named[name].numel()
+        size = places[gated[-1]][0].stop
+        object.__setattr__(self, "places", places)
+        groups = None if self.group is Group.WEIGHT else numbered([places[name][1] for name in gated], self.group, at - size)
+        object.__setattr__(self, "layout", Layout(at, {name: places[name] for name in gated}, at - size, groups))
 
     @property
     def random(self) -> bool:
@@ -52,7 +92,8 @@ class Module:
 
     def flat(self, module: nn.Module) -> Float[Tensor, " p"]:
         """A module's parameters as one vector."""
-        return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])
+        named = dict(module.named_parameters())
+        return torch.cat([named[name].detach().reshape(-1) for name in self.places])
 
     def initial(self, draw: Draw) -> Float[Tensor, " p"]:
         """Fresh weights from the seed where the module can be built anew, else the module's own."""
@@ -65,7 +106,7 @@ class Module:
 
     def named(self, theta: Float[Tensor, " p"]) -> dict[str, Tensor]:
         """The flat vector as the module's parameters."""
-        return {name: theta[part].view(shape) for name, (part, shape) in self.layout.layers.items()}
+        return {name: theta[part].view(shape) for name, (part, shape) in self.places.items()}
 
     def _value(self, theta: Float[Tensor, " p"], x: Tensor, y: Tensor) -> Float[Tensor, ""]:
         return self.loss(functional_call(self.module, self.named(theta), (x,)), y)
