@@ -96,7 +96,7 @@ def test_a_module_of_ones_own_is_trained(capsys, tmp_path):
 
 def test_a_run_starts_from_an_earlier_model_or_from_named_tensors(capsys):
     words = ["--data.path", "numbers.csv", "--data.target", "price", "--density", "0.25", "--federation.clients", "4"]
-    once = ["train", "--task", "file", "--method", "fed-round-ht", "--quiet", "--json", "--rounds", "1", *words]
+    once = ["train", "--task", "file", "--method", "fed-round-ht", "--quiet", "--json", "--rounds", "1", "--algorithm.steps", "1", *words]
 
     def value(*more):
         assert main([*once, *more]) == 0

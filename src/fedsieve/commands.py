@@ -17,7 +17,7 @@ from fedsieve.algorithms.method import Method
 from fedsieve.experiments import store
 from fedsieve.experiments.models import packed
 from fedsieve.experiments.run import Counting, Engine, Federation, Gating, Judge, Precision, Problem, Run, execute, summary
-from fedsieve.experiments.tasks import TASKS, settings_of
+from fedsieve.experiments.tasks import TASKS, Task, settings_of
 from fedsieve.options import section, typed
 from fedsieve.show import Rounds, amount, number, size
 
@@ -31,7 +31,7 @@ def train_command(named_task: str | None, named: str | None, named_model: str | 
     """`fedsieve train` with the options of the named task, method and model."""
     about = TASKS[named_task if named_task in TASKS else "lr"]
     cls = algorithm_class(named if named in METHODS else DEFAULT_METHOD)
-    options = section(cls, "AlgorithmOptions", defaults=settings_of(about, named_model))
+    options = section(cls, "AlgorithmOptions", defaults=settings_of(about, cls, named_model))
 
     def train(
         *,
@@ -183,10 +183,15 @@ def show_result(run: Run, result: dict[str, Any], folder: Path) -> None:
     Console(highlight=False).print(table)
 
 
+def usual(task: Task, name: str, model: str | None, shared: dict[str, Any]) -> Method:
+    """A method with the defaults it has on this task, and what was typed for all."""
+    cls = algorithm_class(name)
+    return cls(**(settings_of(task, cls, model) | shared))
+
+
 def compare_command(named_task: str | None, named_model: str | None) -> Callable[..., int]:
     """`fedsieve compare` with the options of the named task and those all methods share."""
     about = TASKS[named_task if named_task in TASKS else "lr"]
-    settings = settings_of(about, named_model)
     options = section(Method, "SharedOptions", optional=True)
 
     def compare(
@@ -265,7 +270,7 @@ def compare_command(named_task: str | None, named_model: str | None) -> Callable
             "model": model,
         }
         shared = typed(algorithm, optional=True)
-        chosen = {name: algorithm_class(name)(**(settings | shared)) for name in names}
+        chosen = {name: usual(about, name, named_model, shared) for name in names}
         runs = [[Run(**common, method=name, seed=s, algorithm=algorithm) for name, algorithm in chosen.items()] for s in numbers]
         folder = store.claim(out or Path("runs") / comparison.identity(runs), chosen=out is not None)
         histories: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in names}

@@ -120,3 +120,10 @@ def test_a_warm_up_sends_everything_and_then_only_the_top():
 def test_settings_that_cannot_work_are_refused(method, fields, text):
     with pytest.raises(ValueError, match=text):
         algorithm_class(method)(**fields)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_count_is_exact_even_where_rounding_leaves_zeros(method):
+    """Per-layer budgets can keep whole layers, where coarse dense messages have made some weights exactly zero."""
+    _, steps = train(method, "mc", density=0.98, bits=4, rounds=2)
+    assert int((steps[-1].theta != 0).sum()) == 147

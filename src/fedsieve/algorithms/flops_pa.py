@@ -97,13 +97,15 @@ class FlopsPA(Gated):
         super().__post_init__()
         fraction(rest_floor=self.rest_floor)
 
-    def client_gates(self, log_alpha: Float[Tensor, "k p"], noise: Float[Tensor, "k p"]) -> gates.Gates:
+    def client_gates(self, log_alpha: Float[Tensor, "k p"], layout: Layout, draw: Draw, purpose: str) -> gates.Gates:
         """The gates of a local step."""
-        return self.gates(log_alpha, noise, self.step_gates)
+        return self.gates(log_alpha, layout, draw, purpose, self.step_gates)
 
-    def gates(self, log_alpha: Float[Tensor, "*k p"], noise: Float[Tensor, "*k p"], kind: GateNoise) -> gates.Gates:
+    def gates(self, log_alpha: Float[Tensor, "*k p"], layout: Layout, draw: Draw, purpose: str, kind: GateNoise) -> gates.Gates:
         """Gates, drawn or at their median."""
-        return gates.sample(self.shape, log_alpha, noise) if kind is GateNoise.SAMPLED else gates.deterministic(self.shape, log_alpha)
+        if kind is GateNoise.DETERMINISTIC:
+            return gates.deterministic(self.shape, log_alpha)
+        return self.sampled(log_alpha, layout, draw, purpose)
 
     def init(self, layout: Layout, weights: Float[Tensor, " p"], draw: Draw) -> Server:
         """theta~ as given, log_alpha around logit rho_init, theta = theta~ z (L175)."""
@@ -128,8 +130,7 @@ class FlopsPA(Gated):
             packet.fields["log_alpha"] = round_values(log_alpha.gather(-1, support), self.bits, draw, "log_alpha", zero_free=False)
             packet.scalars["rest_gate"] = mean_outside(log_alpha, chosen).to(torch.float32)
         else:
-            noise = selection.one_per_group(draw("message gates", log_alpha.shape[-1]), layout.groups)
-            gate = self.gates(log_alpha, noise, self.message_gates).value
+            gate = self.gates(log_alpha, layout, draw, "message gates", self.message_gates).value
             packet.fields["gates"] = round_gates(gate.gather(-1, support), self.bits, draw, "gates")
             packet.scalars["rest_gate"] = mean_outside(gate, chosen).clamp_min(self.rest_floor).to(torch.float32)
         return packet

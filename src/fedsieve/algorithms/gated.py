@@ -127,8 +127,7 @@ class Gated(Method, ABC):
         """grad_theta~ = g z and grad_phi = g theta~ dz/dphi, averaged over R gate samples (L114, L151)."""
         slopes = []
         for r in range(self.samples):
-            noise = selection.one_per_group(draw(f"gates {r}", weights.shape[-1]), objective.layout.groups)
-            gate = self.client_gates(log_alpha, noise)
+            gate = self.client_gates(log_alpha, objective.layout, draw, f"gates {r}")
             loss, gradient = objective.gradient(weights * gate.value, batch)
             size = self.step_size(loss, gradient * gate.value, batch, clock)
             gradient = optimizers.clipped(gradient, self.clip)
@@ -138,9 +137,13 @@ class Gated(Method, ABC):
             return slopes[0]
         return Slopes(*(torch.stack(parts).mean(0) for parts in zip(*slopes, strict=True)))
 
-    def client_gates(self, log_alpha: Float[Tensor, "k p"], noise: Float[Tensor, "k p"]) -> gates.Gates:
+    def client_gates(self, log_alpha: Float[Tensor, "k p"], layout: Layout, draw: Draw, purpose: str) -> gates.Gates:
         """The gates of one step: sampled."""
-        return gates.sample(self.shape, log_alpha, noise)
+        return self.sampled(log_alpha, layout, draw, purpose)
+
+    def sampled(self, log_alpha: Float[Tensor, "*k p"], layout: Layout, draw: Draw, purpose: str) -> gates.Gates:
+        """Gates drawn anew, one draw a group."""
+        return gates.sample(self.shape, log_alpha, selection.one_per_group(draw(purpose, log_alpha.shape[-1]), layout.groups))
 
     def regularize(self, log_alpha: Float[Tensor, "*k p"], multiplier: Float[Tensor, "*#k"]) -> Float[Tensor, "*k p"]:
         """lambda grad_phi L_con, minus the entropy bonus."""

@@ -175,8 +175,12 @@ def examples(replies: list[Reply], like: Tensor) -> Float[Tensor, " k"]:
 
 
 def exactly(kept: Budget, theta: Float[Tensor, " p"], layout: Layout) -> Float[Tensor, " p"]:
-    """The final projection: the largest weights of the budget, zeros elsewhere (decision C5)."""
-    return torch.where(selection.top(theta.abs(), kept, layout.groups), theta, torch.zeros_like(theta))
+    """The final projection: the largest weights of the budget, zeros elsewhere (decision C5).
+
+    A kept weight that rounding in dense messages made exactly zero becomes the smallest float: the count holds, the model is the same.
+    """
+    some = torch.where(theta == 0, torch.full_like(theta, torch.finfo(torch.float32).tiny), theta)
+    return torch.where(selection.top(theta.abs(), kept, layout.groups), some, torch.zeros_like(theta))
 
 
 def server_step(

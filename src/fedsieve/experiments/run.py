@@ -29,7 +29,7 @@ from fedsieve.engines.batched import Batched
 from fedsieve.engines.loop import Loop
 from fedsieve.engines.rows import Rows
 from fedsieve.experiments.models import load_start
-from fedsieve.experiments.tasks import MEASURES, TASKS, Task, task_of
+from fedsieve.experiments.tasks import MEASURES, TASKS, Task, settings_of, task_of
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.objectives.module import Group
 from fedsieve.train import Population, Round, cohort_size, start, train
@@ -155,7 +155,7 @@ class Run:
         if self.data is None:
             set_field(self, "data", TASKS[self.task].options())
         task = self.about
-        algorithm = self.algorithm or algorithm_class(self.method)(**task.settings)
+        algorithm = self.algorithm or self._usual_algorithm()
         federation = self.federation
         if federation.clients is None:
             federation = replace(federation, clients=task.clients)
@@ -166,12 +166,17 @@ class Run:
         if federation.participation is None:
             federation = replace(federation, participation=self._usual_participation(algorithm, federation))
         if federation.weights is None:
-            federation = replace(federation, weights=algorithm.weights)
+            federation = replace(federation, weights=task.weights or algorithm.weights)
         if self.rounds is None:
             set_field(self, "rounds", algorithm.usual_rounds)
         set_field(self, "federation", federation)
         set_field(self, "algorithm", replace(algorithm, density=self.density, weights=federation.weights))
         self._check()
+
+    def _usual_algorithm(self) -> Method:
+        """The method with the defaults it has on this task."""
+        cls = algorithm_class(self.method)
+        return cls(**settings_of(self.about, cls, self.model))
 
     @staticmethod
     def _usual_participation(algorithm: Method, federation: Federation) -> float:

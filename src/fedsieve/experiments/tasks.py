@@ -11,6 +11,8 @@ import numpy as np
 from torch import nn
 
 from fedsieve import metrics
+from fedsieve.algorithms.method import Method
+from fedsieve.core.aggregation import Weighting
 from fedsieve.core.optimizers import StepRule
 from fedsieve.core.selection import BudgetRule, Schedule
 from fedsieve.core.types import Objective
@@ -32,12 +34,13 @@ MEASURES = {
 }
 
 
+FALLING = {"schedule": Schedule.CUBIC, "start_density": 0.3}
+"""Messages are denser at first: selection by a start that has learned little keeps the wrong weights."""
 CAREFUL = {
+    **FALLING,
     "budget": BudgetRule.ERK,
-    "schedule": Schedule.CUBIC,
-    "start_density": 0.3,
     "step_rule": StepRule.CONSTANT,
-    "rate": 0.3,
+    "rate": 0.8,
     "clip": 1.0,
     "steps": 60,
 }
@@ -58,6 +61,8 @@ class Task:
     clients: int = 100
     partition: Partition = Partition.QUANTITY
     density: float = 0.05
+    weights: Weighting | None = None
+    """how much clients count (None: the method's own)"""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """defaults of every method on this task"""
 
@@ -149,8 +154,8 @@ TASKS = {
     "lg": synthetic("lg", "two classes, generated", Loss.LOGISTIC),
     "mc": synthetic("mc", "many classes, generated", Loss.SOFTMAX),
     "digits": softmax("digits", "8 x 8 digits, shipped with scikit-learn", 64, 10, clients=20, density=0.1),
-    "mnist": softmax("mnist", "28 x 28 digits, softmax", 784, 10),
-    "emnist": softmax("emnist", "62 classes of characters, softmax", 784, 62, clients=1000),
+    "mnist": softmax("mnist", "28 x 28 digits, softmax", 784, 10, weights=Weighting.SQRT, settings={**FALLING, "rate": 3.0, "batch": 64}),
+    "emnist": softmax("emnist", "62 classes of characters, softmax", 784, 62, clients=1000, settings=FALLING),
     "mnist-cnn": Task(
         about="28 x 28 digits, LeNet",
         loss=Loss.SOFTMAX,
@@ -173,9 +178,12 @@ TASKS = {
 }
 
 
-def settings_of(task: Task, model: str | None) -> Mapping[str, Any]:
-    """Defaults of every method on this task, or for a module of the user's own."""
-    return CAREFUL if model is not None and ":" in str(model) else task.settings
+def settings_of(task: Task, method: type[Method], model: str | None) -> dict[str, Any]:
+    """Defaults of a method on this task, or for a module of the user's own; a method with a schedule of its own keeps it."""
+    settings = dict(CAREFUL if model is not None and ":" in str(model) else task.settings)
+    if method.schedule is not Method.schedule:
+        settings = {name: value for name, value in settings.items() if name not in FALLING}
+    return settings
 
 
 def task_of(name: str, data: Any, model: str | None) -> Task:

@@ -19,7 +19,7 @@ from fedsieve.core.types import Batch, Layout
 LOOPED = (nn.modules.conv._ConvNd, nn.RNNBase, nn.Dropout, nn.modules.dropout._DropoutNd, nn.MultiheadAttention)
 """Modules for which one client after another is faster than vmap, or vmap cannot do them."""
 RANDOM = (nn.modules.dropout._DropoutNd,)
-ROWS_AT_ONCE = 2000
+ROWS_AT_ONCE = 500
 
 
 class Group(StrEnum):
