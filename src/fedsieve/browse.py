@@ -157,7 +157,10 @@ def show(
     mean = f"{len(drawn.y) / len(drawn.counts):.0f}"
     table.add_row(mean, str(held[0]), str(held[len(held) // 2]), str(held[-1]), str(int((drawn.counts == 0).sum())), kinds)
     place = out or Path(f"{task}-clients.png")
-    picture(task, drawn.counts, counts, place)
+    try:
+        picture(task, drawn.counts, counts, place)
+    except OSError as problem:
+        raise DataError(f"--out {place} cannot be written: {problem.strerror}") from None
     Console(highlight=False).print(table)
     if drawn.note:
         print(drawn.note)

@@ -22,6 +22,7 @@ COMMANDS = {
     "compare": "Train several methods on the same data and seeds; one table.",
 }
 DATA = "What data there is, how it falls on clients, where to get it."
+SECTIONS = ("data", "federation", "gates", "algorithm")
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
@@ -111,8 +112,14 @@ def peek(words: list[str], flag: str) -> str | None:
 def read_toml(path: str) -> dict:
     """The settings file, or one line about what is wrong with it."""
     try:
-        return tomllib.loads(Path(path).read_text())
+        settings = tomllib.loads(Path(path).read_text())
     except OSError as problem:
         raise UsageError(f"--config {path} cannot be read: {problem.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
         raise UsageError(f"--config {path} is not TOML: {problem}") from None
+    for key, value in settings.items():
+        if isinstance(value, dict) != (key in SECTIONS):
+            raise UsageError(f"--config {path}: {key} must be {'a section' if key in SECTIONS else 'a plain value'}; got {value!r}")
+        if isinstance(value, list):
+            raise UsageError(f"--config {path}: {key} takes one value; got {value!r}")
+    return settings

@@ -116,6 +116,7 @@ def train_command(named_task: str | None, named: str | None, named_model: str | 
             algorithm=cls(**typed(algorithm)),
         )
         problem = Problem(run)
+        problem.check()
         folder = store.claim(out or Path("runs") / run.id, chosen=out is not None)
         result = train_run(run, problem, folder, quiet=quiet)
         if json:
@@ -268,6 +269,7 @@ def compare_command(named_task: str | None, named_model: str | None) -> Callable
             "federation": federation,
             "gates": gates,
             "model": model,
+            "start": start,
         }
         shared = typed(algorithm, optional=True)
         chosen = {name: usual(about, name, named_model, shared) for name in names}
@@ -281,7 +283,7 @@ def compare_command(named_task: str | None, named_model: str | None) -> Callable
                 inner.mkdir()
                 train_run(run, problem.for_run(run), inner, quiet=quiet)
                 histories[run.method].append(store.read_metrics(inner))
-        result = comparison.compare(histories, TASKS[task].metric, numbers)
+        result = comparison.compare(histories, runs[0][0].metric, numbers)
         result = {"run": str(folder), "task": task, **result}
         store.replace(folder / store.RESULT, json_text.dumps(result, indent=1).encode())
         if json:

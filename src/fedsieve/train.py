@@ -7,7 +7,7 @@ import torch
 
 from fedsieve.core.packets import Packet, opening
 from fedsieve.core.selection import exact_floor
-from fedsieve.core.streams import server_drawer, stream
+from fedsieve.core.streams import key, server_drawer, stream
 from fedsieve.core.types import Algorithm, Bytes, Clock, Exchange, Objective
 
 
@@ -89,8 +89,10 @@ def train(
             if came.replies:
                 server = algorithm.aggregate(server, packet, came.replies, clock, draw)
             if tune is not None:
+                draw = server_drawer(key(seed, "tune"), number, turn, dtype, device)
                 packet = algorithm.broadcast(server, clock, draw)
-                server = algorithm.aggregate(server, packet, tune(clock, packet, [0]).replies, clock, draw)
+                if own := tune(clock, packet, [0]).replies:
+                    server = algorithm.aggregate(server, packet, own, clock, draw)
             down, up = down.plus(came.down), up.plus(came.up)
             replied.update(reply.client for reply in came.replies)
             rejected += came.rejected

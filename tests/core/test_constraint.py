@@ -16,7 +16,7 @@ def log_alpha(*shape):
 def test_the_slope_is_the_derivative_of_the_multiplied_constraint(form, total):
     phi = log_alpha(30).requires_grad_()
     (grad,) = torch.autograd.grad(1.7 * (total(active_probability(SHAPE, phi)) - 0.05), phi)
-    found = constraint.slope(SHAPE, phi.detach(), torch.tensor(1.7, dtype=torch.float64), form)
+    found = constraint.slope(SHAPE, phi.detach(), torch.tensor(1.7, dtype=torch.float64), form, 30)
     torch.testing.assert_close(found, grad)
 
 

@@ -25,10 +25,11 @@ class Server(NamedTuple):
 
 
 class Client(NamedTuple):
-    """A stack of clients: their weights, and the broadcast they started from."""
+    """A stack of clients: their weights, and what the broadcast spoke of."""
 
     theta: Tensor
-    sent: Tensor
+    mask: Tensor
+    """1 where the broadcast spoke, 0 elsewhere"""
     layout: Layout
 
 
@@ -47,7 +48,7 @@ class Averaging(Method, ABC):
     def client_init(self, packet: Packet, layout: Layout, clock: Clock, dtype: torch.dtype) -> Client:
         """Begin at the broadcast."""
         theta = packet.dense("theta", dtype)
-        return Client(theta, theta, layout)
+        return Client(theta, packet.mask(dtype), layout)
 
     def client_step(self, objective: Objective, client: Client, batch: Batch, clock: Clock, draw: Draw) -> Client:
         """theta <- project(theta - eta g)."""

@@ -35,6 +35,8 @@ class FedL1(Averaging):
     def broadcast(self, server: Server, clock: Clock, draw: Draw) -> Packet:
         """sign(theta) max(|theta| - tau, 0), only what is left of it."""
         shrunk = self.soft_threshold(server.theta, self.message_budget(server.layout, clock), server.layout)
+        if not shrunk.any():
+            return self.pack_dense(server.theta, draw)
         return sparse_packet(shrunk.nonzero()[:, 0], {"theta": shrunk}, self.bits, draw)
 
     def theta(self, server: Server) -> Float[Tensor, " p"]:

@@ -1,6 +1,6 @@
 """Dense federated SGD: gradients aggregated every mini-batch, Adam at the server, one final top-m."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -24,7 +24,7 @@ class GradientExchange(Method):
     usual_participation: ClassVar[float] = 0.1
 
     steps: int = 40
-    rate: float = 1.0
+    rate: float = field(default=1.0, metadata={"section": "none"})  # cancels: a server steps, a client only differentiates
     step_rule: StepRule = StepRule.CONSTANT
     server: Optimizer = Optimizer.ADAM
     server_rate: float = 0.02
@@ -49,6 +49,11 @@ class FedSGD(GradientExchange, Averaging):
         """The gradient, in the place of theta; a capped or Polyak step shortens it before it is sent."""
         gradient, size = self.descend(objective, client.theta, batch, clock)
         return client._replace(theta=gradient * (size / (self.rate * self.decay(clock))))
+
+    @property
+    def reply_fields(self) -> frozenset[str]:
+        """One gradient."""
+        return frozenset({"gradient"})
 
     def client_rest(self, client: Client, missed: Float[Tensor, "k p"], clock: Clock) -> Client:
         """Where no row has a feature, the gradient is zero."""

@@ -8,9 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedsieve.algorithms.fed_sgd import GradientExchange
-from fedsieve.algorithms.gated import Gated, Server, opened
+from fedsieve.algorithms.gated import Gated, Server, silenced
 from fedsieve.core import optimizers
-from fedsieve.core.gates import LOG_ALPHA_LIMIT
 from fedsieve.core.packets import Packet, dense_packet
 from fedsieve.core.streams import Draw
 from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
@@ -29,17 +28,22 @@ class Flops(GradientExchange, Gated):
 
     def broadcast(self, server: Server, clock: Clock, draw: Draw) -> Packet:
         """theta~ and phi, dense."""
-        return dense_packet({"weights": server.weights, "log_alpha": server.log_alpha}, self.bits, draw)
+        return dense_packet({"weights": server.weights, "log_alpha": silenced(server.log_alpha, server.layout)}, self.bits, draw)
 
     def client_init(self, packet: Packet, layout: Layout, clock: Clock, dtype: torch.dtype) -> Client:
         """Begin at the broadcast."""
-        return Client(packet.dense("weights", dtype), packet.dense("log_alpha", dtype))
+        return Client(packet.dense("weights", dtype), self.settled(packet.dense("log_alpha", dtype), layout))
 
     def client_step(self, objective: Objective, client: Client, batch: Batch, clock: Clock, draw: Draw) -> Client:
         """ClientCompute: gradients of the batch loss in theta~ and phi."""
         slopes = self.pull(objective, client.weights, client.log_alpha, batch, clock, draw)
         share = slopes.size / (self.rate * self.decay(clock))
         return Client(slopes.weights * share, slopes.log_alpha * share)
+
+    @property
+    def reply_fields(self) -> frozenset[str]:
+        """Two gradients."""
+        return frozenset({"gradient", "gate_gradient"})
 
     def client_rest(self, client: Client, missed: Float[Tensor, "k p"], clock: Clock) -> Client:
         """Where no row has a feature, both gradients are zero; the constraint's is the server's to add."""
@@ -52,13 +56,15 @@ class Flops(GradientExchange, Gated):
     def aggregate(self, server: Server, packet: Packet, replies: list[Reply], clock: Clock, draw: Draw) -> Server:
         """Mean gradients, the constraint's closed form, one step of theta~, phi and lambda together (L152-154)."""
         gradient = self.mean_of(replies, "gradient", server.weights)
-        gate_gradient = self.mean_of(replies, "gate_gradient", server.weights) + self.regularize(server.log_alpha, server.multiplier)
+        gate_gradient = self.mean_of(replies, "gate_gradient", server.weights) + self.regularize(
+            server.log_alpha, server.multiplier, server.layout.gated, server.layout.groups
+        )
         decay = self.decay(clock)
         move, moments = optimizers.step(self.server, server.moments, gradient, self.server_rate * decay)
         turn, gate_moments = optimizers.step(self.server, server.gate_moments, gate_gradient, self.gate_rate * decay)
         return server._replace(
             weights=server.weights + move,
-            log_alpha=opened((server.log_alpha + turn).clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT), server.layout),
+            log_alpha=self.settled(server.log_alpha + turn, server.layout),
             multiplier=self.ascend(server.multiplier, server.log_alpha, server.layout, clock),
             moments=moments,
             gate_moments=gate_moments,

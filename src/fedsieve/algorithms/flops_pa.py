@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from fedsieve.algorithms.gated import Gated, opened
+from fedsieve.algorithms.gated import Gated, silenced
 from fedsieve.algorithms.method import examples, fraction, server_step
 from fedsieve.core import gates, selection
 from fedsieve.core.aggregation import cohort_weights, combine, mean
@@ -110,7 +110,7 @@ class FlopsPA(Gated):
     def init(self, layout: Layout, weights: Float[Tensor, " p"], draw: Draw) -> Server:
         """theta~ as given, log_alpha around logit rho_init, theta = theta~ z (L175)."""
         start = super().init(layout, weights, draw)
-        theta = weights * gates.deterministic(self.shape, start.log_alpha).value
+        theta = weights if self.message is Message.LOG_ALPHA else weights * gates.deterministic(self.shape, start.log_alpha).value
         return Server(theta, weights, start.log_alpha, start.multiplier, start.moments, layout)
 
     # The message, the same both ways (L171)
@@ -127,7 +127,8 @@ class FlopsPA(Gated):
         support = selection.positions(chosen, total_kept(self.message_budget(layout, clock)))
         packet = sparse_packet(support, {"weights": weights}, self.bits, draw)
         if self.message is Message.LOG_ALPHA:
-            packet.fields["log_alpha"] = round_values(log_alpha.gather(-1, support), self.bits, draw, "log_alpha", zero_free=False)
+            values = silenced(log_alpha, layout).gather(-1, support)
+            packet.fields["log_alpha"] = round_values(values, self.bits, draw, "log_alpha", zero_free=False)
             packet.scalars["rest_gate"] = mean_outside(log_alpha, chosen).to(torch.float32)
         else:
             gate = self.gates(log_alpha, layout, draw, "message gates", self.message_gates).value
@@ -147,6 +148,11 @@ class FlopsPA(Gated):
         invert = gates.paper_inverse if self.inverse is Inverse.PAPER else gates.exact_inverse
         return invert(self.shape, gate).clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
 
+    @staticmethod
+    def opening(gate: Float[Tensor, " p"], layout: Layout) -> Float[Tensor, " p"]:
+        """Received gates off 0, and wide open where there are none."""
+        return torch.cat((gate[: layout.gated].clamp_min(GATE_MARGIN), torch.ones_like(gate[layout.gated :])))
+
     # The round
 
     def broadcast(self, server: Server, clock: Clock, draw: Draw) -> Packet:
@@ -160,16 +166,21 @@ class FlopsPA(Gated):
         """theta~ and phi from the broadcast (L197)."""
         weights, gate = self.receive(packet, dtype)
         multiplier = packet.scalar("multiplier", dtype) if self.dual is Dual.ASCENT else torch.zeros_like(weights[..., 0])
-        return Client(weights, self.log_alpha_of(gate), multiplier, layout)
+        return Client(weights, self.settled(self.log_alpha_of(gate), layout), multiplier, layout)
 
     def client_step(self, objective: Objective, client: Client, batch: Batch, clock: Clock, draw: Draw) -> Client:
         """One local SGD step on (theta~, phi) (L198)."""
         slopes = self.pull(objective, client.weights, client.log_alpha, batch, clock, draw)
-        turn = slopes.log_alpha + self.regularize(client.log_alpha, client.multiplier)
+        turn = slopes.log_alpha + self.regularize(client.log_alpha, client.multiplier, client.layout.gated, objective.layout.groups)
         return client._replace(
             weights=client.weights - slopes.size * slopes.weights,
             log_alpha=(client.log_alpha - self.gate_rate * self.decay(clock) * turn).clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT),
         )
+
+    @property
+    def reply_fields(self) -> frozenset[str]:
+        """Weights, what stands for their gates, and the rest gate."""
+        return frozenset({"weights", "gates" if self.message is Message.GATES else "log_alpha", "rest_gate"})
 
     def client_rest(self, client: Client, missed: Float[Tensor, "k p"], clock: Clock) -> Client:
         """The constraint's drift of gates that sparse rows did not touch, at once: exact to first order, step by step where large.
@@ -177,11 +188,12 @@ class FlopsPA(Gated):
         A drift of lambda/p a step could round to nothing in float32; summed over a round it does not.
         """
         rate = self.gate_rate * self.decay(clock)
-        steps = 1 if rate * self.steps * float(client.multiplier.max()) < LARGE_DRIFT else self.steps
+        pull = float(client.multiplier.max()) + self.entropy
+        steps = 1 if rate * self.steps * pull < LARGE_DRIFT else self.steps
         log_alpha = client.log_alpha
         for step in range(steps):
             times = missed if steps == 1 else (missed > step).to(log_alpha)
-            log_alpha = log_alpha - rate * times * self.regularize(log_alpha, client.multiplier)
+            log_alpha = log_alpha - rate * times * self.regularize(log_alpha, client.multiplier, client.layout.gated, client.layout.groups)
         return client._replace(log_alpha=log_alpha.clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT))
 
     def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
@@ -192,19 +204,20 @@ class FlopsPA(Gated):
         """theta and z averaged, theta~ = theta / z, phi from z (L183-186); what the broadcast left out is remembered (E5)."""
         dtype = server.theta.dtype
         sent = torch.where(packet.dense("weights", dtype) != 0, server.theta, torch.zeros_like(server.theta))
+        by_gate = self.message is Message.GATES
         received = [self.receive(reply.packet, dtype) for reply in replies]
         shares = cohort_weights(examples(replies, server.theta), self.weights)
         gate = mean(torch.stack([gate for _, gate in received]), shares)
-        by_gate = self.message is Message.GATES
-        thetas = torch.stack([weights * gate.clamp_min(GATE_MARGIN) if by_gate else weights for weights, gate in received])
+        gate = self.opening(gate, server.layout) if by_gate else gate
+        thetas = torch.stack([weights * self.opening(gate, server.layout) if by_gate else weights for weights, gate in received])
         target = combine(thetas, examples(replies, server.theta), self.weights)
         theta, moments = server_step(self, server.moments, sent, target)
         theta = theta + self.memory * (server.theta - sent)
-        log_alpha = opened(self.log_alpha_of(gate), server.layout)
+        log_alpha = self.settled(self.log_alpha_of(gate), server.layout)
         log_alpha = self.tighten(log_alpha, server.layout, self.message_density(clock))
         return server._replace(
             theta=theta,
-            weights=theta / gate.clamp_min(GATE_MARGIN) if by_gate else theta,
+            weights=theta / gate if by_gate else theta,
             log_alpha=log_alpha,
             multiplier=self.ascend(server.multiplier, log_alpha, server.layout, clock),
             moments=moments,

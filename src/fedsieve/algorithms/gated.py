@@ -56,6 +56,13 @@ def opened(log_alpha: Float[Tensor, "*k p"], layout: Layout) -> Float[Tensor, "*
     return torch.cat((log_alpha[..., : layout.gated], wide), dim=-1)
 
 
+def silenced(log_alpha: Float[Tensor, "*k p"], layout: Layout) -> Float[Tensor, "*k p"]:
+    """log_alpha with 0 at free coordinates, for a message: their limit would set the scale of all levels, and receivers know it."""
+    if not layout.free:
+        return log_alpha
+    return torch.cat((log_alpha[..., : layout.gated], torch.zeros_like(log_alpha[..., layout.gated :])), dim=-1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gated(Method, ABC):
     """theta = theta~ * z with hard-concrete gates z (L60, L118-122)."""
@@ -116,6 +123,11 @@ class Gated(Method, ABC):
         """The gates' distribution."""
         return HardConcrete(self.temperature, self.low, self.high)
 
+    def settled(self, log_alpha: Float[Tensor, "*k p"], layout: Layout) -> Float[Tensor, "*k p"]:
+        """log_alpha inside its limits, one value a group (rounding draws them apart), free gates wide open."""
+        inside = log_alpha.clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
+        return opened(selection.one_per_group(inside, layout.groups), layout)
+
     def starts_closed(self) -> bool:
         """Whether every test-time gate begins at exactly 0 (decision A6)."""
         logit = log(self.initial_logit_density / (1 - self.initial_logit_density))
@@ -145,13 +157,17 @@ class Gated(Method, ABC):
         """Gates drawn anew, one draw a group."""
         return gates.sample(self.shape, log_alpha, selection.one_per_group(draw(purpose, log_alpha.shape[-1]), layout.groups))
 
-    def regularize(self, log_alpha: Float[Tensor, "*k p"], multiplier: Float[Tensor, "*#k"]) -> Float[Tensor, "*k p"]:
-        """lambda grad_phi L_con, minus the entropy bonus."""
-        slope = constraint.slope(self.shape, log_alpha, multiplier, self.constraint)
-        return slope - self.entropy * gates.entropy_slope(self.shape, log_alpha) if self.entropy else slope
+    def regularize(
+        self, log_alpha: Float[Tensor, "*k p"], multiplier: Float[Tensor, "*#k"], size: int, groups: Tensor | None
+    ) -> Float[Tensor, "*k p"]:
+        """lambda grad_phi L_con over `size` weights, minus the entropy bonus; a shared gate feels all its weights."""
+        slope = constraint.slope(self.shape, log_alpha, multiplier, self.constraint, size)
+        if self.entropy:
+            slope = slope - self.entropy * gates.entropy_slope(self.shape, log_alpha)
+        return selection.shared(slope, groups)
 
     def ascend(self, multiplier: Float[Tensor, ""], log_alpha: Float[Tensor, " p"], layout: Layout, clock: Clock) -> Float[Tensor, ""]:
-        """One dual step on the violation measured before the primal step (decision B2)."""
+        """One dual step on the violation of these gates: FLoPS gives those before the primal step (B2), PA the aggregated ones (B3)."""
         if self.dual is not Dual.ASCENT:
             return multiplier
         violation = constraint.gap(self.shape, log_alpha[: layout.gated], self.message_density(clock))

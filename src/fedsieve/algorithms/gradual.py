@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -20,14 +19,14 @@ class Masked(Averaging):
 
     def project(self, theta: Float[Tensor, "k p"], client: Client, layout: Layout, clock: Clock) -> Float[Tensor, "k p"]:
         """Zero outside the broadcast's support."""
-        return torch.where(client.sent != 0, theta, torch.zeros_like(theta))
+        return theta * client.mask
 
     def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
         """The weights under the mask."""
         parts = self.message_budget(client.layout, clock)
         if total_kept(parts) == client.layout.size:
             return self.pack_dense(client.theta, draw)
-        return self.pack(client.theta, client.sent != 0, parts, draw)
+        return self.pack(client.theta, client.mask > 0, parts, draw)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,12 +63,16 @@ class Method:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work while a person can still mend it."""
-        selection.kept_count(self.density, 10**9)
+        selection.kept_count(self.density, 10**18)
         at_least(1, steps=self.steps, **({} if self.batch == "all" else {"batch": self.batch}))
         at_least(0, warmup=self.warmup, memory=self.memory)
         above_zero(rate=self.rate, final_rate=self.final_rate, clip=self.clip, server_rate=self.server_rate)
         fraction(start_density=self.start_density, final_rate=self.final_rate)
         fraction(schedule_start=self.schedule_start, schedule_end=self.schedule_end)
+        if self.schedule is not Schedule.CONSTANT and not self.schedule_start < self.schedule_end:
+            raise ValueError(
+                f"algorithm.schedule-start {self.schedule_start:g} must be before algorithm.schedule-end {self.schedule_end:g}"
+            )
         if self.bits not in PRECISIONS:
             raise ValueError(f"bits must be one of {', '.join(map(str, PRECISIONS))}, the precisions of a message; got {self.bits}")
 
@@ -88,6 +92,11 @@ class Method:
     def batch_rows(self) -> int | None:
         """Rows a step; None is all of them."""
         return None if self.batch == "all" else self.batch
+
+    @property
+    def reply_fields(self) -> frozenset[str]:
+        """What a client's packet is made of."""
+        return frozenset({"theta"})
 
     @property
     def projects(self) -> bool:

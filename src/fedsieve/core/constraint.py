@@ -34,10 +34,12 @@ def gap(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], density: float) -
     return active_probability(shape, log_alpha).mean(-1) - density
 
 
-def slope(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], multiplier: Float[Tensor, "*#k"], form: Form) -> Float[Tensor, "*k n"]:
-    """lambda grad_phi L_con: lambda P (1 - P), over |theta| in the paper's form. Added in descent (L138; L136's sign is a slip, A1)."""
+def slope(
+    shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], multiplier: Float[Tensor, "*#k"], form: Form, size: int
+) -> Float[Tensor, "*k n"]:
+    """lambda grad_phi L_con: lambda P (1 - P), over |theta| in the paper's form; added in descent (L138; L136 has a slip, A1)."""
     p = active_probability(shape, log_alpha)
-    scale = multiplier[..., None] / (1 if form is Form.COUNT else log_alpha.shape[-1])
+    scale = multiplier[..., None] / (1 if form is Form.COUNT else size)
     return scale * p * (1 - p)
 
 

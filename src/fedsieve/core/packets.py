@@ -71,6 +71,12 @@ class Packet(NamedTuple):
         background = torch.as_tensor(rest, dtype=dtype, device=values.device)[..., None].expand(*values.shape[:-1], self.size)
         return background.scatter(-1, self.support, values)
 
+    def mask(self, dtype: torch.dtype) -> Tensor:
+        """1 where the packet speaks, 0 where it is silent."""
+        if self.support is None:
+            return torch.ones(self.size, dtype=dtype)
+        return torch.zeros(*self.support.shape[:-1], self.size, dtype=dtype, device=self.support.device).scatter(-1, self.support, 1.0)
+
     def scalar(self, name: str, dtype: torch.dtype) -> Tensor:
         """A scalar in working precision."""
         return self.scalars[name].to(dtype)

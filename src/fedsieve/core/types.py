@@ -131,6 +131,11 @@ class Algorithm(Protocol):
         ...
 
     @property
+    def reply_fields(self) -> frozenset[str]:
+        """Fields and scalars of a client's packet; another packet is refused."""
+        ...
+
+    @property
     def projects(self) -> bool:
         """Whether a local step compares all weights with each other."""
         ...

@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -63,7 +64,7 @@ def read(path: Path, target: str, client: str | None) -> Table:
         raise DataError(f"data.path {path} has an unknown ending {path.suffix or '(none)'}; use one of {', '.join(readers)}")
     try:
         table = readers[path.suffix](path, target, client)
-    except (OSError, ValueError, KeyError) as problem:
+    except (OSError, ValueError, KeyError, TypeError, csv.Error, BadZipFile) as problem:
         if isinstance(problem, DataError):
             raise
         raise DataError(f"data.path {path} cannot be read as {path.suffix}: {problem}") from None
@@ -77,6 +78,8 @@ def read(path: Path, target: str, client: str | None) -> Table:
         raise DataError(
             f"data.path {path} has a target that is not a finite number (row {int(np.flatnonzero(~np.isfinite(table.y))[0]) + 1})"
         )
+    if table.owner is not None and len(table.owner) != table.x.shape[0]:
+        raise DataError(f"data.path {path} has {table.x.shape[0]} rows but {len(table.owner)} entries in data.client")
     if len(table.y) != table.x.shape[0]:
         raise DataError(f"data.path {path} has {table.x.shape[0]} rows of features but {len(table.y)} targets")
     return table
@@ -172,7 +175,8 @@ def draw(data: Own, labels: bool, spread: Spread, seed: int, server_rows: int = 
         parts = split(table.x[rest], y[rest] if labels else None, spread, stream(seed, "partition"))
     else:
         names = np.unique(table.owner)
-        parts = [np.flatnonzero(table.owner[rest] == name) for name in names]
+        rng = stream(seed, "own order")
+        parts = [rng.permutation(np.flatnonzero(table.owner[rest] == name)) for name in names]
     placed = rest[np.concatenate(parts)]
     counts = np.array([len(part) for part in parts])
     return Drawn(table.x[placed], y[placed], counts, table.x[test], y[test], table.x[mine], y[mine])

@@ -53,7 +53,7 @@ def by_clusters(x: Float[np.ndarray, "n f"] | csr_matrix, clients: int, rng: np.
     kmeans = MiniBatchKMeans(clusters, random_state=int(rng.integers(2**31)), n_init=3)
     label = kmeans.fit_predict(x)
     stock = [list(np.array_split(rng.permutation(np.flatnonzero(label == c)), pieces)) for c in range(clusters)]
-    return [np.concatenate([stock[c].pop() for c in pair]) for pair in _pairs(clients, clusters, pieces, rng)]
+    return [rng.permutation(np.concatenate([stock[c].pop() for c in pair])) for pair in _pairs(clients, clusters, pieces, rng)]
 
 
 def _pairs(clients: int, clusters: int, pieces: int, rng: np.random.Generator) -> list[tuple[int, int]]:

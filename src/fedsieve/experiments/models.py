@@ -14,8 +14,12 @@ from fedsieve.core.types import Layout, Objective
 def packed(theta: Tensor, layout: Layout) -> bytes:
     """The weights that are not zero, by index and value; the layout as one line of JSON (several keys would have no fixed order)."""
     kept = theta.nonzero()[:, 0]
-    about = {"size": layout.size, "free": layout.free, "layers": {name: shape for name, (_, shape) in layout.layers.items()}}
-    return save({"index": kept.int(), "value": theta[kept].float()}, {"layout": json.dumps(about)})
+    return save({"index": kept.int(), "value": theta[kept].float()}, {"layout": described(layout)})
+
+
+def described(layout: Layout) -> str:
+    """A layout as one line of JSON."""
+    return json.dumps({"size": layout.size, "free": layout.free, "layers": {name: shape for name, (_, shape) in layout.layers.items()}})
 
 
 def load_start(path: Path, objective: Objective) -> Tensor:
@@ -23,13 +27,16 @@ def load_start(path: Path, objective: Objective) -> Tensor:
     try:
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            written = (file.metadata() or {}).get("layout")
     except (OSError, SafetensorError) as problem:
         raise ValueError(f"--start {path} cannot be read as safetensors: {problem}") from None
     size = objective.layout.size
+    if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
+        raise ValueError(f"--start {path} holds a value that is not a finite number")
     if set(tensors) == {"index", "value"}:
+        if written != described(objective.layout):
+            raise ValueError(f"--start {path} is a model of another shape: {written}; this one is {described(objective.layout)}")
         index = tensors["index"].long()
-        if len(index) and int(index.amax()) >= size:
-            raise ValueError(f"--start {path} is a model of more than {size} parameters; this one has {size}")
         return torch.zeros(size).index_put((index,), tensors["value"])
     places = objective.places
     missing = [name for name in places if name not in tensors]

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property
 from hashlib import blake2b
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from fedsieve.algorithms import METHODS, algorithm_class
 from fedsieve.algorithms.method import Method
 from fedsieve.core.aggregation import Weighting
 from fedsieve.core.gates import active_probability
+from fedsieve.core.optimizers import StepRule
 from fedsieve.core.streams import key
 from fedsieve.core.types import Bytes, Exchange, Objective
 from fedsieve.data import own
@@ -31,7 +33,7 @@ from fedsieve.engines.rows import Rows
 from fedsieve.experiments.models import load_start
 from fedsieve.experiments.tasks import MEASURES, TASKS, Task, settings_of, task_of
 from fedsieve.objectives.linear import Linear, Loss
-from fedsieve.objectives.module import Group
+from fedsieve.objectives.module import Group, Module
 from fedsieve.train import Population, Round, cohort_size, start, train
 
 COLUMNS = ("r2", "mse", "accuracy", "ce", "bce", "micro_f1", "tdr", "tdr_rows", "recall")
@@ -110,8 +112,8 @@ class Federation:
             raise ValueError(
                 f"federation.participation is the fraction of clients in a round, above 0 and at most 1; got {self.participation:g}"
             )
-        if not self.alpha > 0:
-            raise ValueError(f"federation.alpha is a Dirichlet parameter and must be above 0; got {self.alpha:g}")
+        if not 0 < self.alpha < inf:
+            raise ValueError(f"federation.alpha is a Dirichlet parameter and must be above 0 and finite; got {self.alpha:g}")
         if self.server_rows < 0:
             raise ValueError(f"federation.server-rows must be at least 0; got {self.server_rows}")
 
@@ -185,14 +187,18 @@ class Run:
 
     def _check(self) -> None:
         federation, objective = self.federation, self.objective
+        if federation.central and federation.participation != 1:
+            raise ValueError(
+                f"federation.central has one client, who always takes part; leave out federation.participation {federation.participation:g}"
+            )
         if self.rounds < 1:
             raise ValueError(f"rounds must be at least 1; got {self.rounds}")
         if self.bytes is Counting.SAMPLED and self.engine is Engine.LOOP:
             raise ValueError("--bytes sampled has no meaning with --engine loop, which passes every message as bytes; use --engine batched")
         if self.threads < 1:
             raise ValueError(f"threads must be at least 1; got {self.threads}")
-        if self.seed < 0:
-            raise ValueError(f"seed must be at least 0; got {self.seed}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must be at least 0 and below 2^63; got {self.seed}")
         rows = self.data.rows
         if rows is not None and federation.clients > rows and not federation.central:
             raise ValueError(
@@ -262,10 +268,9 @@ def _plain(value: Any) -> Any:
 
 def _has_device(device: str) -> bool:
     try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError):
+        return torch.ones(1, device=device).item() == 1
+    except (RuntimeError, AssertionError, NotImplementedError):
         return False
-    return True
 
 
 class Problem:
@@ -286,6 +291,20 @@ class Problem:
             raise ValueError(
                 f"federation.clients {run.federation.clients} is more than the {self.drawn.counts.sum()} rows there are; use fewer clients"
             )
+
+    def check(self) -> None:
+        """Fail early, before anything is written: rows that cannot be prepared, a start or a module that does not fit."""
+        _ = self.rows
+        if self.run.start is not None:
+            load_start(self.run.start, self.run.objective)
+        if isinstance(self.run.objective, Module):
+            x, y = self.test
+            try:
+                outputs = self.run.objective.predict(self.run.objective.flat(self.run.objective.module).to(self.run.dtype), x[:2])
+            except RuntimeError as problem:
+                raise ValueError(f"--model {self.run.model} cannot take these rows: {str(problem).splitlines()[0]}") from None
+            if outputs.shape[-1] <= int(y.max()):
+                raise ValueError(f"--model {self.run.model} has {outputs.shape[-1]} outputs; there are {int(y.max()) + 1} classes")
 
     def for_run(self, run: Run) -> "Problem":
         """The same rows under another method."""
@@ -389,6 +408,7 @@ def execute(run: Run, problem: Problem | None = None) -> Iterator[Progress]:
     """Train, measuring every round."""
     torch.set_num_threads(run.threads)
     problem = problem or Problem(run)
+    problem.check()
     algorithm = run.algorithm
     tune = problem.exchange(problem.server_rows, key(run.seed, "tune")) if run.federation.server_rows else None
     given = None if run.start is None else load_start(run.start, run.objective).to(device=run.device, dtype=run.dtype)
@@ -431,9 +451,12 @@ def refuse_divergence(run: Run, done: Round, theta: Tensor) -> None:
     """Stop once the weights have left the numbers."""
     lost = not bool(torch.isfinite(theta).all()) or float(theta.abs().amax()) > DIVERGED
     if lost or (not done.replied and done.rejected):
+        gradients = run.algorithm.exchanges > 1
+        rate = f"algorithm.server-rate {run.algorithm.server_rate:g}" if gradients else f"algorithm.rate {run.algorithm.rate:g}"
+        polyak = run.algorithm.step_rule is StepRule.POLYAK or gradients
         raise DivergedError(
-            f"diverged in round {done.number + 1}: weights are no longer finite or sensible with algorithm.rate {run.algorithm.rate:g} "
-            f"and algorithm.step-rule {run.algorithm.step_rule}; lower the rate, or use --algorithm.step-rule polyak"
+            f"diverged in round {done.number + 1}: weights are no longer finite or sensible with {rate} and algorithm.step-rule "
+            f"{run.algorithm.step_rule}; lower the rate{'' if polyak else ', or use --algorithm.step-rule polyak'}"
         )
 
 
@@ -452,7 +475,7 @@ def gate_histogram(algorithm: Method, server: Any) -> np.ndarray | None:
     """How P(z != 0) is spread, in twentieths; None for methods without gates."""
     if not hasattr(server, "log_alpha"):
         return None
-    probability = active_probability(algorithm.shape, server.log_alpha).numpy(force=True)
+    probability = active_probability(algorithm.shape, server.log_alpha[: server.layout.gated]).numpy(force=True)
     return np.histogram(probability, bins=20, range=(0, 1))[0]
 
 

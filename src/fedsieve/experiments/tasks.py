@@ -100,8 +100,10 @@ def file_task(data: Own, model: str | None) -> Task:
     if data.path is None:
         raise ValueError("task file needs --data.path with a .npz, .csv or .svm file")
     table = own.read(data.path, data.target, data.client)
-    kind = model or ("multilabel" if table.y.ndim == 2 else "softmax" if table.y.dtype.kind in "USib" else "linear")
+    kind = model or ("multilabel" if table.y.ndim == 2 else "softmax" if table.y.dtype.kind in "USiub" else "linear")
     features = table.x.shape[1]
+    if table.y.ndim != 1 and kind != "multilabel":
+        raise ValueError(f"--model {kind} needs one value a row to predict; data.target {data.target} has {table.y.ndim} dimensions")
     if kind == "linear":
         if table.y.dtype.kind not in "fiub":
             raise ValueError(f"--model linear needs numbers to predict; data.target {data.target} holds words; use --model softmax")
@@ -109,6 +111,8 @@ def file_task(data: Own, model: str | None) -> Task:
     elif kind == "multilabel":
         if table.y.ndim != 2:
             raise ValueError("--model multilabel needs a 0/1 column a label; this target has one value a row; use --model softmax")
+        if not np.isin(table.y, (0, 1)).all():
+            raise ValueError("--model multilabel needs 0 or 1 for each label; this target holds other numbers")
         loss, outputs = Loss.MULTILABEL, table.y.shape[1]
     elif kind == "softmax" or ":" in kind:
         loss, outputs = Loss.SOFTMAX, len(own.classes(table.y))
@@ -140,12 +144,13 @@ def factory(name: str) -> Callable[[], nn.Module]:
     sys.path.insert(0, "")
     try:
         found = getattr(import_module(where), what)
-    except (ImportError, AttributeError) as problem:
-        raise ValueError(f"--model {name} cannot be loaded: {problem}") from None
+        built = found()
+    except Exception as problem:  # whatever a user's own code raises is theirs to read, in one line
+        raise ValueError(f"--model {name} cannot be loaded: {type(problem).__name__}: {problem}") from None
     finally:
         sys.path.remove("")
-    if not isinstance(found(), nn.Module):
-        raise ValueError(f"--model {name} must build a torch.nn.Module; it built {type(found()).__name__}")
+    if not isinstance(built, nn.Module):
+        raise ValueError(f"--model {name} must build a torch.nn.Module; it built {type(built).__name__}")
     return found
 
 

@@ -16,9 +16,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedsieve.core.streams import Draw
 from fedsieve.core.types import Batch, Layout
 
-LOOPED = (nn.modules.conv._ConvNd, nn.RNNBase, nn.Dropout, nn.modules.dropout._DropoutNd, nn.MultiheadAttention)
+LOOPED = (nn.modules.conv._ConvNd, nn.RNNBase, nn.modules.dropout._DropoutNd, nn.MultiheadAttention)
 """Modules for which one client after another is faster than vmap, or vmap cannot do them."""
-RANDOM = (nn.modules.dropout._DropoutNd,)
 ROWS_AT_ONCE = 500
 
 
@@ -87,8 +86,8 @@ class Module:
 
     @property
     def random(self) -> bool:
-        """Whether a step needs noise of its own (dropout)."""
-        return any(isinstance(part, RANDOM) and part.training and part.p > 0 for part in self.module.modules())
+        """A step may need noise of its own (dropout, in a layer or in a forward), so it always gets some."""
+        return True
 
     def flat(self, module: nn.Module) -> Float[Tensor, " p"]:
         """A module's parameters as one vector."""
@@ -114,8 +113,11 @@ class Module:
     def gradient(self, theta: Float[Tensor, "k p"], batch: Batch) -> tuple[Float[Tensor, " k"], Float[Tensor, "k p"]]:
         """Mean loss and gradient of each client of the stack."""
         if len(theta) > 1 and not any(isinstance(part, LOOPED) for part in self.module.modules()):
-            gradients, losses = vmap(grad_and_value(self._value))(theta, batch.x, batch.y)
-            return losses, gradients
+            try:
+                gradients, losses = vmap(grad_and_value(self._value), randomness="error")(theta, batch.x, batch.y)
+                return losses, gradients
+            except RuntimeError:
+                pass  # noise in a forward, or something vmap cannot do: one client after another
         pairs = [self._one(theta[k], batch.x[k], batch.y[k], None if batch.keys is None else batch.keys[k]) for k in range(len(theta))]
         return torch.stack([loss for loss, _ in pairs]), torch.stack([gradient for _, gradient in pairs])
 
