@@ -18,11 +18,12 @@ from fedsieve.experiments import store
 from fedsieve.experiments.models import packed
 from fedsieve.experiments.run import Counting, Engine, Federation, Gating, Judge, Precision, Problem, Run, execute, summary
 from fedsieve.experiments.tasks import TASKS, Task, settings_of
-from fedsieve.options import section, typed
+from fedsieve.options import Whole, section, typed
 from fedsieve.show import Rounds, amount, number, size
 
 DEFAULT_METHOD = "flops-pa"
 SAMPLED = {Counting.ENCODED: "", Counting.SAMPLED: " (estimated from one reply an exchange)"}
+FEDERATION = section(Federation, "FederationOptions")
 TaskName = Literal[tuple(TASKS)]
 MethodName = Literal[tuple(METHODS)]
 
@@ -30,6 +31,7 @@ MethodName = Literal[tuple(METHODS)]
 def train_command(named_task: str | None, named: str | None, named_model: str | None) -> Callable[..., int]:
     """`fedsieve train` with the options of the named task, method and model."""
     about = TASKS[named_task if named_task in TASKS else "lr"]
+    Data = section(about.options, "DataOptions")  # noqa: N806
     cls = algorithm_class(named if named in METHODS else DEFAULT_METHOD)
     options = section(cls, "AlgorithmOptions", defaults=settings_of(about, cls, named_model))
 
@@ -38,12 +40,12 @@ def train_command(named_task: str | None, named: str | None, named_model: str | 
         task: TaskName = "lr",
         method: MethodName = DEFAULT_METHOD,
         density: float | None = None,
-        rounds: int | None = None,
-        seed: int = 0,
+        rounds: Whole | None = None,
+        seed: Whole = 0,
         engine: Engine = Engine.BATCHED,
         precision: Precision = Precision.SINGLE,
         device: str = "cpu",
-        threads: int = 1,
+        threads: Whole = 1,
         bytes: Counting = Counting.ENCODED,
         judge: Judge = Judge.TEST,
         model: str | None = None,
@@ -52,8 +54,8 @@ def train_command(named_task: str | None, named: str | None, named_model: str | 
         out: Path | None = None,
         quiet: Annotated[bool, Parameter(negative="")] = False,
         json: Annotated[bool, Parameter(negative="")] = False,
-        data=about.options(),  # noqa: ANN001, B008
-        federation: Federation = Federation(),  # noqa: B008
+        data=Data(),  # noqa: ANN001, B008
+        federation=FEDERATION(),  # noqa: ANN001, B008
         gates: Gating = Gating(),  # noqa: B008
         algorithm=options(),  # noqa: ANN001, B008
     ) -> int:
@@ -108,8 +110,8 @@ def train_command(named_task: str | None, named: str | None, named_model: str | 
             threads=threads,
             bytes=bytes,
             judge=judge,
-            data=data,
-            federation=federation,
+            data=about.options(**typed(data)),
+            federation=Federation(**typed(federation)),
             gates=gates,
             model=model,
             start=start,
@@ -125,7 +127,7 @@ def train_command(named_task: str | None, named: str | None, named_model: str | 
             show_result(run, result, folder)
         return 0
 
-    train.__annotations__ |= {"algorithm": options, "data": about.options}
+    train.__annotations__ |= {"algorithm": options, "data": Data, "federation": FEDERATION}
     return train
 
 
@@ -193,6 +195,7 @@ def usual(task: Task, name: str, model: str | None, shared: dict[str, Any]) -> M
 def compare_command(named_task: str | None, named_model: str | None) -> Callable[..., int]:
     """`fedsieve compare` with the options of the named task and those all methods share."""
     about = TASKS[named_task if named_task in TASKS else "lr"]
+    Data = section(about.options, "DataOptions")  # noqa: N806
     options = section(Method, "SharedOptions", optional=True)
 
     def compare(
@@ -201,11 +204,11 @@ def compare_command(named_task: str | None, named_model: str | None) -> Callable
         methods: str = "flops-pa,fed-iter-ht,fed-avg",
         seeds: str = "0,1,2",
         density: float | None = None,
-        rounds: int | None = None,
+        rounds: Whole | None = None,
         engine: Engine = Engine.BATCHED,
         precision: Precision = Precision.SINGLE,
         device: str = "cpu",
-        threads: int = 1,
+        threads: Whole = 1,
         bytes: Counting = Counting.ENCODED,
         judge: Judge = Judge.TEST,
         model: str | None = None,
@@ -214,8 +217,8 @@ def compare_command(named_task: str | None, named_model: str | None) -> Callable
         out: Path | None = None,
         quiet: Annotated[bool, Parameter(negative="")] = False,
         json: Annotated[bool, Parameter(negative="")] = False,
-        data=about.options(),  # noqa: ANN001, B008
-        federation: Federation = Federation(),  # noqa: B008
+        data=Data(),  # noqa: ANN001, B008
+        federation=FEDERATION(),  # noqa: ANN001, B008
         gates: Gating = Gating(),  # noqa: B008
         algorithm=options(),  # noqa: ANN001, B008
     ) -> int:
@@ -265,8 +268,8 @@ def compare_command(named_task: str | None, named_model: str | None) -> Callable
             "threads": threads,
             "bytes": bytes,
             "judge": judge,
-            "data": data,
-            "federation": federation,
+            "data": about.options(**typed(data)),
+            "federation": Federation(**typed(federation)),
             "gates": gates,
             "model": model,
             "start": start,
@@ -292,5 +295,5 @@ def compare_command(named_task: str | None, named_model: str | None) -> Callable
             comparison.show(result)
         return 0
 
-    compare.__annotations__ |= {"algorithm": options, "data": about.options}
+    compare.__annotations__ |= {"algorithm": options, "data": Data, "federation": FEDERATION}
     return compare

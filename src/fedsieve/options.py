@@ -3,11 +3,23 @@
 import ast
 import inspect
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields, make_dataclass
 from typing import Annotated, Any, get_type_hints
 
 from cyclopts import Parameter
+
+
+def whole(_: Any, tokens: Sequence[Any]) -> int:
+    """A whole number, refused rather than rounded."""
+    text = tokens[0].value
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{tokens[0].keyword or 'a setting'} takes a whole number; got {text}") from None
+
+
+Whole = Annotated[int, Parameter(converter=whole)]
 
 
 def field_help(cls: type) -> dict[str, str]:
@@ -36,7 +48,8 @@ def section(cls: type, name: str, *, optional: bool = False, defaults: Mapping[s
         kind = hints[f.name] | None if optional else hints[f.name]
         default = None if optional else (defaults or {}).get(f.name, f.default)
         assert default is not MISSING, f"{cls.__name__}.{f.name} needs a default that works"
-        made.append((f.name, Annotated[kind, Parameter(help=texts.get(f.name, ""))], field(default=default)))
+        converter = whole if hints[f.name] in (int, int | None) else None
+        made.append((f.name, Annotated[kind, Parameter(help=texts.get(f.name, ""), converter=converter)], field(default=default)))
     # Without a module of its own the parser takes the class for one of Python's and does not look inside.
     return make_dataclass(name, made, kw_only=True, frozen=True, namespace={"__module__": __name__})
 

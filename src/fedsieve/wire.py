@@ -2,7 +2,7 @@
 
 packet    = header  positions  scalars  fields  crc32
 positions = nothing (dense) | a subset of n | dropped and added against a support both sides hold
-subset    = Golomb-Rice gaps with the best parameter, or a bitmap, whichever is shorter
+subset    = Golomb-Rice gaps with the best parameter near the typical gap, or a bitmap, whichever is shorter
 """
 
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from fedsieve.core.packets import SCALED, Coding, Packet, Values
 MAGIC = b"fS"
 VERSION = 1
 FIELDS = ("theta", "gates", "log_alpha", "weights", "gradient", "gate_gradient")
-SCALARS = ("rest_gate", "multiplier", "log_alpha_on", "log_alpha_off", "magnitude")
+SCALARS = ("rest_gate", "multiplier")
 SEED, DENSE, SUBSET, CHANGES = range(4)
 BITMAP = 255
 MAX_RICE = 31

@@ -79,12 +79,6 @@ def test_rho_init_is_not_the_open_probability_it_starts_with(density, open_at_fi
     assert abs(float(gates.active_probability(SHAPE, logit)) - open_at_first) < 0.002
 
 
-def test_the_expected_gate_is_the_mean_of_many_samples():
-    rows = LOG_ALPHA.expand(20_000, -1)
-    sampled = gates.sample(SHAPE, rows, uniform(20_000, 25)).value.mean(0)
-    assert (gates.expected(SHAPE, LOG_ALPHA) - sampled).abs().max() < 0.02
-
-
 def test_the_entropy_slope_is_the_derivative_of_the_entropy():
     log_alpha = LOG_ALPHA.clone().requires_grad_()
     p = torch.sigmoid(log_alpha + SHAPE.offset)

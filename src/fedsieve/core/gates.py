@@ -84,12 +84,6 @@ def active_probability(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"]) ->
     return torch.sigmoid(log_alpha + shape.offset)
 
 
-def expected(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], points: int = 16) -> Float[Tensor, "*k n"]:
-    """E[z] by the midpoint rule over the noise."""
-    nodes = (torch.arange(points, dtype=log_alpha.dtype, device=log_alpha.device) + 0.5) / points
-    return torch.stack([sample(shape, log_alpha, u.expand_as(log_alpha)).value for u in nodes]).mean(0)
-
-
 def exact_inverse(shape: HardConcrete, gate: Float[Tensor, "*k n"]) -> Float[Tensor, "*k n"]:
     """log_alpha whose median gate is z: beta' logit((z - gamma)/(zeta - gamma)). z in [0, 1] bounds it to +-1.58 (decision E2)."""
     return shape.temperature * torch.logit((gate - shape.low) / (shape.high - shape.low))

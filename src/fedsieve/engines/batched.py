@@ -1,4 +1,4 @@
-"""The default: the whole cohort at once, one batched product for all clients; bytes are counted by encoding for real."""
+"""The default: the whole cohort at once, one batched product for all clients; bytes are counted on real messages, all or a sample."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

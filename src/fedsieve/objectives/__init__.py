@@ -1,1 +1,1 @@
-"""Losses over flat parameter vectors: generalised linear models in closed form."""
+"""Losses over flat parameter vectors: generalised linear models in closed form, and any module."""

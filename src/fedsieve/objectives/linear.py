@@ -29,7 +29,7 @@ CURVATURE = {Loss.SQUARED: 2.0, Loss.LOGISTIC: 0.25, Loss.SOFTMAX: 0.5, Loss.MUL
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
-    """h(x; theta) = theta x, theta an (outputs, features) matrix laid flat, no intercept (decision F5)."""
+    """h(x; theta) = theta x, theta an (outputs, features) matrix laid flat; an intercept only where asked for (decision F5)."""
 
     loss: Loss
     features: int
