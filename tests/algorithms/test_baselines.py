@@ -50,7 +50,7 @@ def rounded(theta):
 
 
 def test_fed_avg_with_one_client_is_gradient_descent_cut_at_the_end():
-    method, server = play("fed-avg")
+    method, server = play("fed-avg", memory=0.0)
     theta = start()
     for _ in range(3):
         for _ in range(STEPS):
@@ -110,3 +110,14 @@ def test_l1_shrinks_by_a_fraction_of_the_largest_weight_outside_the_top():
     theta = torch.tensor([5.0, -4.0, 3.0, 2.0, 1.0, 0.2], dtype=torch.float64)
     layout = Layout(6, {"weights": (slice(0, 6), (6,))})
     assert method.soft_threshold(theta, ((slice(0, 6), 2),), layout).tolist() == [3.5, -2.5, 1.5, 0.5, 0.0, 0.0]
+
+
+def test_memory_feeds_back_what_rounding_and_selection_dropped():
+    """If clients answer with what they were sent and all is remembered, nothing is lost, however coarse the message."""
+    method = algorithm_class("fed-round-ht")(**(COMMON | {"memory": 1.0, "bits": 4}))
+    noise = server_drawer(0, 0, 0, torch.float64)
+    server = method.init(OBJECTIVE.layout, OBJECTIVE.initial(noise), noise)
+    packet = method.broadcast(server, Clock(0, 3), noise)
+    assert not torch.equal(packet.dense("theta", torch.float64), hard(server.theta))
+    after = method.aggregate(server, packet, [Reply(0, packet, 1)], Clock(0, 3), noise)
+    torch.testing.assert_close(after.theta, server.theta)

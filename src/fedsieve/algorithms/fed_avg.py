@@ -11,3 +11,6 @@ class FedAvg(Averaging):
 
     A new method overrides what it does differently: `broadcast`, `project`, `client_reply`, `aggregate` or `close`.
     """
+
+    memory: float = 1.0
+    """how much of what rounding took from a broadcast stays at the server for the next round"""
