@@ -5,7 +5,9 @@ import sys
 import numpy as np
 
 from fedsieve.algorithms import algorithm_class
-from fedsieve.experiments.run import Problem, Run, execute
+from fedsieve.experiments.execute import execute
+from fedsieve.experiments.problem import Problem
+from fedsieve.experiments.run import Run
 from fedsieve.experiments.tasks import TASKS
 
 SEEDS = range(10, 15)

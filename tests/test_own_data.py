@@ -94,6 +94,17 @@ def test_a_module_of_ones_own_is_trained(capsys, tmp_path):
     assert grouped["nonzero"] <= result["nonzero"]
 
 
+@pytest.mark.parametrize("method", ["flops-pa", "flops", "fed-iter-ht", "fed-avg", "gradual", "random-mask"])
+def test_groups_of_unequal_size_share_one_global_budget(capsys, tmp_path, method):
+    (tmp_path / "nets.py").write_text(
+        "from torch import nn\ndef net():\n    return nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))\n"
+    )
+    words = ["--data.path", "rows.npz", "--data.target", "kind", "--data.client", "site", "--model", "nets:net", "--density", "0.3"]
+    result = trained(capsys, *words, "--gates.group", "neuron", "--algorithm.budget", "global", method=method)
+    allowed = int(0.3 * (12 * 16 + 16 + 16 * 3 + 3))
+    assert allowed - 12 < result["nonzero"] <= allowed  # neurons of 12 and 16 weights, biases alone
+
+
 def test_a_run_starts_from_an_earlier_model_or_from_named_tensors(capsys):
     words = ["--data.path", "numbers.csv", "--data.target", "price", "--density", "0.25", "--federation.clients", "4"]
     once = ["train", "--task", "file", "--method", "fed-round-ht", "--quiet", "--json", "--rounds", "1", "--algorithm.steps", "1", *words]

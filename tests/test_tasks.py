@@ -7,7 +7,9 @@ import torch
 from fedsieve.algorithms import METHODS, algorithm_class
 from fedsieve.core.selection import Schedule
 from fedsieve.data.files import Files, Source
-from fedsieve.experiments.run import Federation, Judge, Problem, Run, execute, held_out
+from fedsieve.experiments.execute import execute
+from fedsieve.experiments.problem import Problem, held_out
+from fedsieve.experiments.run import Federation, Judge, Run
 from fedsieve.experiments.tasks import TASKS, settings_of
 
 

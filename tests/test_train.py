@@ -59,7 +59,8 @@ def test_gradient_methods_deal_one_hand_an_exchange_from_the_same_deck():
 @pytest.mark.usefixtures("few_test_rows")
 def test_a_round_in_which_nobody_answers_changes_nothing():
     from fedsieve.core.types import Bytes, Exchanged
-    from fedsieve.experiments.run import Problem, Run
+    from fedsieve.experiments.problem import Problem
+    from fedsieve.experiments.run import Run
     from fedsieve.train import start, train
 
     run = Run(method="fed-avg", rounds=2)

@@ -8,8 +8,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "Run": "fedsieve.experiments.run",
     "Federation": "fedsieve.experiments.run",
-    "Problem": "fedsieve.experiments.run",
-    "execute": "fedsieve.experiments.run",
+    "Problem": "fedsieve.experiments.problem",
+    "execute": "fedsieve.experiments.execute",
     "Synthetic": "fedsieve.data.synthetic",
     "Linear": "fedsieve.objectives.linear",
     "Loss": "fedsieve.objectives.linear",

@@ -141,7 +141,8 @@ def show(
     out
         the picture (default: TASK-clients.png)
     """
-    from fedsieve.experiments.run import Federation, Problem, Run
+    from fedsieve.experiments.problem import Problem
+    from fedsieve.experiments.run import Federation, Run
     from fedsieve.experiments.tasks import TASKS
 
     options = TASKS[task].options

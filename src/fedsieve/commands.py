@@ -14,9 +14,12 @@ from rich.table import Table
 from fedsieve import comparison
 from fedsieve.algorithms import METHODS, algorithm_class
 from fedsieve.algorithms.method import Method
+from fedsieve.core.selection import kept_count
 from fedsieve.experiments import store
+from fedsieve.experiments.execute import execute, summary
 from fedsieve.experiments.models import packed
-from fedsieve.experiments.run import Counting, Engine, Federation, Gating, Judge, Precision, Problem, Run, execute, summary
+from fedsieve.experiments.problem import Problem
+from fedsieve.experiments.run import Counting, Engine, Federation, Gating, Judge, Precision, Run
 from fedsieve.experiments.tasks import TASKS, Task, settings_of
 from fedsieve.options import Whole, section, typed
 from fedsieve.show import Rounds, amount, number, size
@@ -164,7 +167,8 @@ def show_result(run: Run, result: dict[str, Any], folder: Path) -> None:
     table = Table(title=f"{run.method} on {run.task}, {result['rounds']} rounds", show_header=False, title_justify="left")
     kept, total = result["nonzero"], result["size"]
     sent = result["bytes_up"] + result["bytes_down"]
-    table.add_row("weights kept", f"exactly {kept} of {total}")
+    allowed = kept_count(run.density, total)
+    table.add_row("weights kept", f"exactly {kept} of {total}" + (f", in whole groups ({allowed} allowed)" if kept < allowed else ""))
     if result["tdr"] is not None:
         found = round(result["tdr"] * kept)
         true = round(found / max(result["recall"], 1e-9))

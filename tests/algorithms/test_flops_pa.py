@@ -139,7 +139,9 @@ def test_both_sides_scale_before_every_message_from_the_first_round():
 def test_every_recipe_recovers_a_sparse_truth(recipe):
     """Decision E9: on an easy regression all recipes that run find every true weight."""
     from fedsieve.data.synthetic import Synthetic
-    from fedsieve.experiments.run import Federation, Problem, Run, execute
+    from fedsieve.experiments.execute import execute
+    from fedsieve.experiments.problem import Problem
+    from fedsieve.experiments.run import Federation, Run
 
     run = Run(
         method="flops-pa",

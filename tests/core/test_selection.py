@@ -44,7 +44,7 @@ def test_a_stack_is_selected_row_by_row():
     stacked = selection.top_count(score, 7)
     for row, mask in zip(score, stacked, strict=True):
         assert torch.equal(selection.top_count(row, 7), mask)
-    positions = selection.positions(stacked, 7)
+    positions = selection.positions(stacked)
     assert (positions.diff(dim=-1) > 0).all()
     assert stacked.gather(-1, positions).all()
 
@@ -52,6 +52,24 @@ def test_a_stack_is_selected_row_by_row():
 def test_a_weight_that_is_not_a_number_is_chosen_so_that_validation_sees_it():
     score = torch.tensor([1.0, float("nan"), 3.0, 2.0])
     assert selection.top_count(score, 2).tolist() == [False, True, True, False]
+
+
+@given(st.lists(st.integers(1, 6), min_size=2, max_size=12), st.data())
+def test_groups_of_unequal_size_fill_the_budget_in_the_order_of_their_strength(sizes, data):
+    groups = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    strength = data.draw(st.permutations(range(1, len(sizes) + 1)))
+    kept = data.draw(st.integers(min(sizes), sum(sizes)))
+    score = torch.tensor(strength, dtype=torch.float64)[groups]
+    mask = selection.top(score[None], ((slice(0, len(groups)), kept),), groups)[0]
+    room, expected = kept, set()
+    for group in sorted(range(len(sizes)), key=lambda g: -strength[g]):
+        if sizes[group] <= room:
+            expected.add(group)
+            room -= sizes[group]
+    if selection.even(groups):
+        room = kept % sizes[0]
+    assert mask.tolist() == [int(g) in expected for g in groups]
+    assert kept - int(mask.sum()) == room
 
 
 LAYERS = [(slice(0, 150), (6, 1, 5, 5)), (slice(150, 156), (6,)), (slice(156, 30_876), (120, 256)), (slice(30_876, 31_716), (10, 84))]

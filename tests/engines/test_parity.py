@@ -6,7 +6,9 @@ import torch
 from fedsieve.algorithms import METHODS, algorithm_class
 from fedsieve.core.aggregation import Weighting
 from fedsieve.data.synthetic import Synthetic
-from fedsieve.experiments.run import Engine, Federation, Precision, Problem, Run, execute
+from fedsieve.experiments.execute import execute
+from fedsieve.experiments.problem import Problem
+from fedsieve.experiments.run import Engine, Federation, Precision, Run
 
 pytestmark = pytest.mark.usefixtures("few_test_rows")
 DATA = Synthetic(rows=300, features=40, classes=4, true_density=0.1)

@@ -24,7 +24,7 @@ class Thresholding(Averaging):
     def largest(self, theta: Float[Tensor, "*k p"], layout: Layout, clock: Clock, draw: Draw) -> Packet:
         """The largest weights of the round's budget as a message."""
         parts = self.message_budget(layout, clock)
-        return self.pack(theta, selection.top(theta.abs(), parts, layout.groups), parts, draw)
+        return self.pack(theta, selection.top(theta.abs(), parts, layout.groups), draw)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,6 @@ from fedsieve.core.constraint import Dual
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT
 from fedsieve.core.optimizers import Moments
 from fedsieve.core.packets import Packet, round_gates, round_values, sparse_packet
-from fedsieve.core.selection import total_kept
 from fedsieve.core.streams import Draw
 from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
 
@@ -124,7 +123,7 @@ class FlopsPA(Gated):
         chosen = self.chosen(weights, log_alpha, layout, clock)
         if clock.round >= max(self.prune_start * clock.rounds, self.warmup):
             log_alpha = self.scaled(log_alpha, chosen)
-        support = selection.positions(chosen, total_kept(self.message_budget(layout, clock)))
+        support = selection.positions(chosen)
         packet = sparse_packet(support, {"weights": weights}, self.bits, draw)
         if self.message is Message.LOG_ALPHA:
             values = silenced(log_alpha, layout).gather(-1, support)

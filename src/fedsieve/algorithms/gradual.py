@@ -26,7 +26,7 @@ class Masked(Averaging):
         parts = self.message_budget(client.layout, clock)
         if total_kept(parts) == client.layout.size:
             return self.pack_dense(client.theta, draw)
-        return self.pack(client.theta, client.mask > 0, parts, draw)
+        return self.pack(client.theta, client.mask > 0, draw)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -138,14 +138,16 @@ class Method:
 
     @staticmethod
     def _whole_groups(kept: int, groups: Tensor) -> int:
-        """The most coordinates that whole groups can hold; those of one part must have one size."""
-        sizes = groups.bincount()
-        sizes = sizes[sizes > 0]
-        if sizes.amin() != sizes.amax():
-            raise ValueError("groups of unequal size cannot share one budget; use --algorithm.budget layer or erk")
-        if kept < sizes[0]:
-            raise ValueError(f"a budget of {kept} weights is less than one group of {int(sizes[0])}; ask for a higher density")
-        return kept - kept % int(sizes[0])
+        """The most coordinates that whole groups can hold; where their sizes differ, what they may hold at most."""
+        sizes = (groups - groups.amin()).bincount()
+        least = int(sizes.amin())
+        if kept < least:
+            raise ValueError(f"a budget of {kept} weights is less than one group of {least}; ask for a higher density")
+        return kept - kept % least if selection.even(groups) else kept
+
+    def stackable(self, layout: Layout) -> bool:
+        """Whether all clients' messages have one length: not where a budget is filled with groups of unequal size."""
+        return layout.groups is None or all(selection.even(layout.groups[part]) for part, _ in self.final_budget(layout))
 
     # One step and one message
 
@@ -164,9 +166,9 @@ class Method:
         loss, gradient = objective.gradient(theta, batch)
         return optimizers.clipped(gradient, self.clip), self.step_size(loss, gradient, batch, clock)
 
-    def pack(self, vector: Float[Tensor, "*k p"], chosen: Bool[Tensor, "*k p"], parts: Budget, draw: Draw) -> Packet:
+    def pack(self, vector: Float[Tensor, "*k p"], chosen: Bool[Tensor, "*k p"], draw: Draw) -> Packet:
         """The chosen entries of a vector as a message."""
-        return sparse_packet(selection.positions(chosen, selection.total_kept(parts)), {"theta": vector}, self.bits, draw)
+        return sparse_packet(selection.positions(chosen), {"theta": vector}, self.bits, draw)
 
     def pack_dense(self, vector: Float[Tensor, "*k p"], draw: Draw) -> Packet:
         """All of a vector as a message."""

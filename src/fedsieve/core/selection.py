@@ -103,7 +103,7 @@ def _round_to_sum(wanted: list[float], limits: list[int], total: int) -> list[in
 def top(score: Float[Tensor, "*k n"], parts: Budget, groups: Int64[Tensor, " n"] | None = None) -> Bool[Tensor, "*k n"]:
     """The mask of the largest scores within each part of the budget; ties go to the lowest index (decision C3).
 
-    Groups are kept or dropped whole, by the sum of their squared scores; those of one part have one size.
+    Groups are kept or dropped whole, by the mean of their squared scores.
     """
     if groups is not None:
         return torch.cat([top_groups(score[..., part], kept, groups[part]) for part, kept in parts], dim=-1)
@@ -113,11 +113,36 @@ def top(score: Float[Tensor, "*k n"], parts: Budget, groups: Int64[Tensor, " n"]
 
 
 def top_groups(score: Float[Tensor, "*k n"], kept: int, groups: Int64[Tensor, " n"]) -> Bool[Tensor, "*k n"]:
-    """The mask of as many whole groups as `kept` coordinates hold, the strongest first."""
+    """The mask of as many whole groups as `kept` coordinates hold, the strongest a coordinate first."""
     first = groups - groups.amin()
-    count = int(first.amax()) + 1
-    strength = torch.zeros(*score.shape[:-1], count, dtype=score.dtype, device=score.device).index_add(-1, first, score * score)
-    return top_count(strength, kept // (len(groups) // count)).index_select(-1, first)
+    sizes = first.bincount()
+    empty = torch.zeros(*score.shape[:-1], len(sizes), dtype=score.dtype, device=score.device)
+    strength = empty.index_add(-1, first, score * score) / sizes
+    if even(groups):
+        return top_count(strength, kept // int(sizes[0])).index_select(-1, first)
+    return _that_fit(strength, sizes, kept).index_select(-1, first)
+
+
+def _that_fit(strength: Float[Tensor, "*k g"], sizes: Int64[Tensor, " g"], kept: int) -> Bool[Tensor, "*k g"]:
+    """Groups of unequal size in the order of their strength, each that still fits into what is left of `kept`."""
+    order = strength.nan_to_num(nan=torch.inf).argsort(dim=-1, descending=True, stable=True)
+    chosen = torch.zeros_like(strength, dtype=torch.bool)
+    sizes_list, least = sizes.tolist(), int(sizes.amin())
+    for row, mask in zip(order.reshape(-1, len(sizes)).tolist(), chosen.view(-1, len(sizes)), strict=True):
+        room = kept
+        for group in row:
+            if sizes_list[group] <= room:
+                mask[group] = True
+                room -= sizes_list[group]
+            if room < least:
+                break
+    return chosen
+
+
+def even(groups: Int64[Tensor, " n"]) -> bool:
+    """Whether all groups have one size."""
+    sizes = (groups - groups.amin()).bincount()
+    return bool(sizes.amin() == sizes.amax())
 
 
 def shared(values: Float[Tensor, "*k n"], groups: Int64[Tensor, " n"] | None) -> Float[Tensor, "*k n"]:
@@ -153,9 +178,11 @@ def top_count(score: Float[Tensor, "*k n"], kept: int) -> Bool[Tensor, "*k n"]:
     return above | (tied & (tied.cumsum(-1) <= room))
 
 
-def positions(mask: Bool[Tensor, "*k n"], kept: int) -> Int64[Tensor, "*k m"]:
-    """Increasing indices of a mask that holds `kept` in every row."""
-    return mask.nonzero()[:, -1].reshape(*mask.shape[:-1], kept)
+def positions(mask: Bool[Tensor, "*k n"]) -> Int64[Tensor, "*k m"]:
+    """Increasing indices of a mask that holds as many in every row."""
+    rows = mask.numel() // mask.shape[-1]
+    found = mask.nonzero()[:, -1]
+    return found.reshape(*mask.shape[:-1], len(found) // rows)
 
 
 def narrowed(parts: Budget, gated: int, free: int) -> Budget:

@@ -140,6 +140,10 @@ class Algorithm(Protocol):
         """Whether a local step compares all weights with each other."""
         ...
 
+    def stackable(self, layout: Layout) -> bool:
+        """Whether all clients' messages have one length."""
+        ...
+
     def client_rest(self, client: Any, missed: Tensor, clock: Clock) -> Any:
         """What local steps do to coordinates without a gradient, `missed` times each, where rows are sparse."""
         ...

@@ -44,7 +44,8 @@ class Batched(Loop):
     def _chunks(self, clients: Sequence[int]) -> Iterator[list[int]]:
         """Clients that can be stacked (as many rows a step) and fit the cache together, in order; sparse rows differ, so one by one."""
         size = self.algorithm.batch_rows
+        alone = self.rows.sparse or not self.algorithm.stackable(self.objective.layout)
         for rows, group in groupby(clients, key=lambda client: size or self.rows.examples(client)):
             members = list(group)
-            width = 1 if self.rows.sparse else max(1, CACHED_NUMBERS // (rows * self.rows.width))
+            width = 1 if alone else max(1, CACHED_NUMBERS // (rows * self.rows.width))
             yield from (members[i : i + width] for i in range(0, len(members), width))

@@ -1,0 +1,148 @@
+"""Execute a run: train, measure every round, sum it up."""
+
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsieve.algorithms.method import Method
+from fedsieve.core.gates import active_probability
+from fedsieve.core.optimizers import StepRule
+from fedsieve.core.streams import key
+from fedsieve.core.types import Bytes
+from fedsieve.data import own
+from fedsieve.experiments.models import load_start
+from fedsieve.experiments.problem import Problem
+from fedsieve.experiments.run import Run
+from fedsieve.objectives.linear import Linear
+from fedsieve.train import Round, cohort_size, start, train
+
+COLUMNS = ("r2", "mse", "accuracy", "ce", "bce", "micro_f1", "tdr", "tdr_rows", "recall")
+DIVERGED = 1e6
+"""A weight this large has left every sensible model."""
+
+
+class DivergedError(RuntimeError):
+    """Training left the numbers; what there is up to that round is kept."""
+
+
+class Progress(NamedTuple):
+    """A finished round, measured."""
+
+    round: Round
+    theta: Tensor
+    row: dict[str, Any]
+    histogram: np.ndarray | None
+
+
+def execute(run: Run, problem: Problem | None = None) -> Iterator[Progress]:
+    """Train, measuring every round."""
+    torch.set_num_threads(run.threads)
+    problem = problem or Problem(run)
+    problem.check()
+    algorithm = run.algorithm
+    tune = problem.exchange(problem.server_rows, key(run.seed, "tune")) if run.federation.server_rows else None
+    given = None if run.start is None else load_start(run.start, run.objective).to(device=run.device, dtype=run.dtype)
+    server = start(algorithm, run.objective, run.seed, run.dtype, run.device, given)
+    exchange = problem.exchange(problem.rows, run.seed)
+    participation = 1.0 if run.federation.central else run.federation.participation
+    rounds = train(
+        algorithm,
+        server,
+        problem.population,
+        participation,
+        exchange,
+        run.rounds,
+        run.seed,
+        dtype=run.dtype,
+        device=run.device,
+        tune=tune,
+        known_start=given is None,
+    )
+    began = time.perf_counter()
+    for done in rounds:
+        theta, full = algorithm.theta(done.server), algorithm.full_theta(done.server)
+        refuse_divergence(run, done, full)
+        row = {"round": done.number + 1, **problem.measure(theta), **problem.recovery(theta)}
+        if (full != 0).sum() > (theta != 0).sum():
+            row["full"] = problem.measure(full)[run.metric]
+        row |= {name: float(value) for name, value in algorithm.info(done.server).items()}
+        row |= traffic(done.up, done.down)
+        row |= {"cohort": done.cohort, "replied": done.replied, "rejected": done.rejected, "seconds": time.perf_counter() - began}
+        yield Progress(done, theta, row, gate_histogram(algorithm, done.server))
+
+
+def traffic(up: Bytes, down: Bytes) -> dict[str, int]:
+    """Bytes by the names users know."""
+    names = {"wire": "", "payload": "_payload", "formula": "_formula"}
+    return {f"bytes_{way}{names[part]}": getattr(b, part) for way, b in (("up", up), ("down", down)) for part in names}
+
+
+def refuse_divergence(run: Run, done: Round, theta: Tensor) -> None:
+    """Stop once the weights have left the numbers."""
+    lost = not bool(torch.isfinite(theta).all()) or float(theta.abs().amax()) > DIVERGED
+    if lost or (not done.replied and done.rejected):
+        gradients = run.algorithm.exchanges > 1
+        rate = f"algorithm.server-rate {run.algorithm.server_rate:g}" if gradients else f"algorithm.rate {run.algorithm.rate:g}"
+        polyak = run.algorithm.step_rule is StepRule.POLYAK or gradients
+        raise DivergedError(
+            f"diverged in round {done.number + 1}: weights are no longer finite or sensible with {rate} and algorithm.step-rule "
+            f"{run.algorithm.step_rule}; lower the rate{'' if polyak else ', or use --algorithm.step-rule polyak'}"
+        )
+
+
+def features_used(run: Run, theta: Tensor) -> list[str] | None:
+    """The features a linear model reads, strongest first, by name or number, where gates are shared by features."""
+    objective = run.objective
+    if not isinstance(objective, Linear) or not objective.by_feature:
+        return None
+    strength = objective.parts(theta)[0].square().sum(0)
+    order = strength.argsort(descending=True, stable=True)[: int((strength > 0).sum())].tolist()
+    names = own.read(run.data.path, run.data.target, run.data.client).names if run.task == "file" else None
+    return [names[j] if names else str(j) for j in order]
+
+
+def gate_histogram(algorithm: Method, server: Any) -> np.ndarray | None:
+    """How P(z != 0) is spread, in twentieths; None for methods without gates."""
+    if not hasattr(server, "log_alpha"):
+        return None
+    probability = active_probability(algorithm.shape, server.log_alpha[: server.layout.gated]).numpy(force=True)
+    return np.histogram(probability, bins=20, range=(0, 1))[0]
+
+
+def summary(run: Run, problem: Problem, rows: list[dict[str, Any]], theta: Tensor) -> dict[str, Any]:
+    """The result of a run, by the names of `--json`."""
+    last = rows[-1]
+    gated = theta[: run.objective.layout.gated]
+    nonzero = int((gated != 0).sum())
+    totals = {name: sum(row[name] for row in rows) for name in last if name.startswith("bytes_")}
+    return {
+        "run": run.id,
+        "task": run.task,
+        "method": run.method,
+        "seed": run.seed,
+        "rounds": len(rows),
+        "metric": run.metric,
+        "value": last[run.metric],
+        **{name: last.get(name) for name in COLUMNS},
+        "size": gated.numel(),
+        "nonzero": nonzero,
+        "density": nonzero / gated.numel(),
+        "features": features_used(run, theta),
+        "expected_density": last.get("expected_density"),
+        "test_density": last.get("test_density"),
+        **totals,
+        "bytes_counted": run.bytes.value,
+        "seconds": last["seconds"],
+        "best_possible": None if problem.truth is None else problem.measure(problem.truth.reshape(-1))[run.metric],
+        "note": problem.drawn.note,
+        "bytes_dense": 2
+        * 4
+        * theta.numel()
+        * cohort_size(len(problem.counts), 1.0 if run.federation.central else run.federation.participation)
+        * len(rows)
+        * run.algorithm.exchanges,
+    }
