@@ -35,10 +35,12 @@ def same(a: Packet, b: Packet) -> bool:
 
 
 def codes(coding: Coding, count: int, rng: np.random.Generator) -> Values:
-    scale = torch.tensor(float(rng.random(dtype=np.float32)) + 0.1) if coding in (2, 3, 4, 5) else None
+    scale = torch.tensor(float(rng.random(dtype=np.float32)) + 0.1) if coding in (2, 3, 4, 5, 7) else None
     ranges = {Coding.LEVELS8: (-127, 128), Coding.LEVELS4: (-7, 8), Coding.HALVES8: (-128, 128), Coding.HALVES4: (-8, 8)}
     if coding in ranges:
         return Values(torch.from_numpy(rng.integers(*ranges[coding], count).astype(np.int8)), scale, coding)
+    if coding is Coding.SIGNS:
+        return Values(torch.from_numpy(rng.choice(np.array([-1, 1], dtype=np.int8), count)), scale, coding)
     if coding is Coding.UNIT8:
         return Values(torch.from_numpy(rng.integers(0, 256, count).astype(np.uint8)), None, coding)
     kind = torch.float32 if coding is Coding.FLOAT32 else torch.float16

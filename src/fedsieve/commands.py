@@ -24,7 +24,7 @@ from fedsieve.experiments.tasks import TASKS, Task, settings_of
 from fedsieve.options import Whole, section, typed
 from fedsieve.show import Rounds, amount, number, size
 
-DEFAULT_METHOD = "flops-pa"
+DEFAULT_METHOD = "sieve"
 SAMPLED = {Counting.ENCODED: "", Counting.SAMPLED: " (estimated from one reply an exchange)"}
 FEDERATION = section(Federation, "FederationOptions")
 TaskName = Literal[tuple(TASKS)]
@@ -205,7 +205,7 @@ def compare_command(named_task: str | None, named_model: str | None) -> Callable
     def compare(
         *,
         task: TaskName = "lr",
-        methods: str = "flops-pa,fed-iter-ht,fed-avg",
+        methods: str = "sieve,flops-pa,fed-iter-ht,fed-avg",
         seeds: str = "0,1,2",
         density: float | None = None,
         rounds: Whole | None = None,

@@ -15,8 +15,8 @@ from fedsieve.core.packets import SCALED, Coding, Packet, Values
 
 MAGIC = b"fS"
 VERSION = 1
-FIELDS = ("theta", "gates", "log_alpha", "weights", "gradient", "gate_gradient")
-SCALARS = ("rest_gate", "multiplier")
+FIELDS = ("theta", "gates", "log_alpha", "weights", "gradient", "gate_gradient", "update")
+SCALARS = ("rest_gate", "multiplier", "kept_gate")
 SEED, DENSE, SUBSET, CHANGES = range(4)
 BITMAP = 255
 MAX_RICE = 31
@@ -147,6 +147,8 @@ def _values(values: Values) -> bytes:
         nibbles = np.zeros(len(codes) + len(codes) % 2, dtype=np.uint8)
         nibbles[: len(codes)] = codes.view(np.uint8) & 0xF
         return scale + (nibbles[0::2] << 4 | nibbles[1::2]).tobytes()
+    if values.coding is Coding.SIGNS:
+        return scale + np.packbits(codes > 0).tobytes()
     return scale + codes.astype(NUMPY_TYPE.get(values.coding, "i1"), copy=False).tobytes()
 
 
@@ -307,6 +309,11 @@ def _read_values(reader: _Reader, count: int, coding: Coding, name: str) -> Valu
         if nibbles[count:].any():
             raise PacketError(f"padding of {name} is not zero")
         codes = ((nibbles[:count] ^ 8).astype(np.int8) - 8).astype(np.int8)
+    elif coding is Coding.SIGNS:
+        bits = np.unpackbits(np.frombuffer(reader.take((count + 7) // 8, name), np.uint8))
+        if bits[count:].any():
+            raise PacketError(f"padding of {name} is not zero")
+        codes = (2 * bits[:count].astype(np.int8) - 1).astype(np.int8)
     else:
         kind = np.dtype(NUMPY_TYPE.get(coding, "i1"))
         codes = np.frombuffer(reader.take(count * kind.itemsize, name), kind).astype(kind.newbyteorder("="))

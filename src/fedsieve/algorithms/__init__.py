@@ -3,6 +3,7 @@
 from importlib import import_module
 
 METHODS = {
+    "sieve": ("sieve", "Sieve"),
     "flops": ("flops", "Flops"),
     "flops-pa": ("flops_pa", "FlopsPA"),
     "fed-iter-ht": ("fed_iter_ht", "FedIterHT"),

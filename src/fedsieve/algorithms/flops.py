@@ -60,8 +60,10 @@ class Flops(GradientExchange, Gated):
             server.log_alpha, server.multiplier, server.layout.gated, server.layout.groups
         )
         decay = self.decay(clock)
-        move, moments = optimizers.step(self.server, server.moments, gradient, self.server_rate * decay)
-        turn, gate_moments = optimizers.step(self.server, server.gate_moments, gate_gradient, self.gate_rate * decay)
+        move, moments = optimizers.step(self.server, server.moments, gradient, self.server_rate * decay, momentum=self.server_momentum)
+        turn, gate_moments = optimizers.step(
+            self.server, server.gate_moments, gate_gradient, self.gate_rate * decay, momentum=self.server_momentum
+        )
         return server._replace(
             weights=server.weights + move,
             log_alpha=self.settled(server.log_alpha + turn, server.layout),

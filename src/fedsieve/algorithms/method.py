@@ -23,6 +23,8 @@ class Method:
 
     usual_rounds: ClassVar[int] = 100
     usual_participation: ClassVar[float] = 0.05
+    holds_everywhere: ClassVar[bool] = False
+    """whether the defaults of steps and schedules are one rule for all linear tasks, not to be replaced by what was tuned on one"""
 
     density: float = field(default=0.05, metadata={"section": "run"})
     """fraction of weights that may be non-zero"""
@@ -58,6 +60,8 @@ class Method:
     """the server's optimizer on the aggregate"""
     server_rate: float = 1.0
     """the server's learning rate"""
+    server_momentum: float = 0.9
+    """how much of its last move the server repeats, with --algorithm.server momentum or adam"""
     memory: float = 0.0
     """how much of what a broadcast left out stays at the server for the next round"""
 
@@ -67,7 +71,7 @@ class Method:
         at_least(1, steps=self.steps, **({} if self.batch == "all" else {"batch": self.batch}))
         at_least(0, warmup=self.warmup, memory=self.memory)
         above_zero(rate=self.rate, final_rate=self.final_rate, clip=self.clip, server_rate=self.server_rate)
-        fraction(start_density=self.start_density, final_rate=self.final_rate)
+        fraction(start_density=self.start_density, final_rate=self.final_rate, server_momentum=self.server_momentum)
         fraction(schedule_start=self.schedule_start, schedule_end=self.schedule_end)
         if self.schedule is not Schedule.CONSTANT and not self.schedule_start < self.schedule_end:
             raise ValueError(
@@ -124,13 +128,14 @@ class Method:
 
     def message_budget(self, layout: Layout, clock: Clock) -> Budget:
         """How many weights each layer may send this round."""
-        return self._budget(layout, self.message_density(clock))
+        return self.budget_of(layout, self.message_density(clock))
 
     def final_budget(self, layout: Layout) -> Budget:
         """How many weights each layer of the finished model has."""
-        return self._budget(layout, self.density)
+        return self.budget_of(layout, self.density)
 
-    def _budget(self, layout: Layout, density: float) -> Budget:
+    def budget_of(self, layout: Layout, density: float) -> Budget:
+        """How many weights of each layer a density is, in whole groups; free coordinates come on top."""
         parts = selection.budget(list(layout.layers.values()), selection.kept_count(density, layout.gated), self.budget)
         if layout.groups is not None:
             parts = tuple((part, self._whole_groups(kept, layout.groups[part])) for part, kept in parts)
@@ -198,7 +203,7 @@ def server_step(
     method: Method, moments: Moments, sent: Float[Tensor, " p"], mean: Float[Tensor, " p"]
 ) -> tuple[Float[Tensor, " p"], Moments]:
     """The server's move from what it sent towards the cohort's mean: sent - mean is its pseudo-gradient."""
-    move, moments = optimizers.step(method.server, moments, sent - mean, method.server_rate)
+    move, moments = optimizers.step(method.server, moments, sent - mean, method.server_rate, momentum=method.server_momentum)
     return sent + move, moments
 
 

@@ -47,7 +47,7 @@ def step(
     gradient: Float[Tensor, " n"],
     rate: float,
     *,
-    momentum: float = 0.9,
+    momentum: float,
     square: float = 0.999,
     epsilon: float = 1e-8,
 ) -> tuple[Float[Tensor, " n"], Moments]:

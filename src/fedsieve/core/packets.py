@@ -25,9 +25,11 @@ class Coding(IntEnum):
     """(code + 1/2) * scale, code in -8..7"""
     UNIT8 = 6
     """code / 255, code in 0..255: a gate"""
+    SIGNS = 7
+    """code * scale, code -1 or 1, one bit each: a direction and one magnitude for all"""
 
 
-SCALED = {Coding.LEVELS8, Coding.LEVELS4, Coding.HALVES8, Coding.HALVES4}
+SCALED = {Coding.LEVELS8, Coding.LEVELS4, Coding.HALVES8, Coding.HALVES4, Coding.SIGNS}
 HALVED = {Coding.HALVES8, Coding.HALVES4}
 LEVELS = {8: Coding.LEVELS8, 4: Coding.LEVELS4}
 HALVES = {8: Coding.HALVES8, 4: Coding.HALVES4}
@@ -122,6 +124,12 @@ def round_values(values: Float[Tensor, "*k m"], bits: int, draw: Draw, purpose: 
     levels = torch.floor(values / scale[..., None].to(values.dtype) - half + draw(f"round {purpose}", values.shape[-1]))
     lowest = -highest - 1 if zero_free else -highest
     return Values(levels.clamp(lowest, highest).to(torch.int8), scale, (HALVES if zero_free else LEVELS)[bits])
+
+
+def round_signs(values: Float[Tensor, "*k m"]) -> Values:
+    """Signs and the mean magnitude: the one-bit message nearest to the values in squared distance (Bernstein et al. 2018)."""
+    scale = values.abs().mean(-1).to(torch.float32).clamp_min(torch.finfo(torch.float32).tiny)
+    return Values(torch.where(values < 0, -1, 1).to(torch.int8), scale, Coding.SIGNS)
 
 
 def round_gates(gates: Float[Tensor, "*k m"], bits: int, draw: Draw, purpose: str) -> Values:

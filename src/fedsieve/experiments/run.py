@@ -108,7 +108,7 @@ class Run:
     """Everything that decides a result."""
 
     task: str = "lr"
-    method: str = "flops-pa"
+    method: str = "sieve"
     density: float | None = None
     rounds: int | None = None
     seed: int = 0

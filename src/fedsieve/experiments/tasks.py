@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 from torch import nn
 
 from fedsieve import metrics
+from fedsieve.algorithms.flops_pa import GateNoise
 from fedsieve.algorithms.method import Method
 from fedsieve.core.aggregation import Weighting
 from fedsieve.core.optimizers import StepRule
@@ -36,6 +37,8 @@ MEASURES = {
 
 FALLING = {"schedule": Schedule.CUBIC, "start_density": 0.3}
 """Messages are denser at first: selection by a start that has learned little keeps the wrong weights."""
+IMAGES = {**FALLING, "rate": 3.0, "batch": 64, "scaling_rate": 0.3, "step_gates": GateNoise.SAMPLED}
+"""For softmax on images; the last two are FLoPS-PA's: with the schedule it may close gates sooner."""
 CAREFUL = {
     **FALLING,
     "budget": BudgetRule.ERK,
@@ -65,6 +68,8 @@ class Task:
     """how much clients count (None: the method's own)"""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """defaults of every method on this task"""
+    tuned: Mapping[str, Any] = field(default_factory=dict)
+    """found on validation rows, for methods without a rule that holds on every task"""
 
     @property
     def metric(self) -> str:
@@ -159,8 +164,10 @@ TASKS = {
     "lg": synthetic("lg", "two classes, generated", Loss.LOGISTIC),
     "mc": synthetic("mc", "many classes, generated", Loss.SOFTMAX),
     "digits": softmax("digits", "8 x 8 digits, shipped with scikit-learn", 64, 10, clients=20, density=0.1),
-    "mnist": softmax("mnist", "28 x 28 digits, softmax", 784, 10, weights=Weighting.SQRT, settings={**FALLING, "rate": 3.0, "batch": 64}),
-    "emnist": softmax("emnist", "62 classes of characters, softmax", 784, 62, clients=1000, settings=FALLING),
+    "mnist": softmax("mnist", "28 x 28 digits, softmax", 784, 10, weights=Weighting.SQRT, tuned=IMAGES),
+    "emnist": softmax(
+        "emnist", "62 classes of characters, softmax", 784, 62, clients=1000, weights=Weighting.SQRT, tuned={**IMAGES, "schedule_end": 0.8}
+    ),
     "mnist-cnn": Task(
         about="28 x 28 digits, LeNet",
         loss=Loss.SOFTMAX,
@@ -186,9 +193,12 @@ TASKS = {
 def settings_of(task: Task, method: type[Method], model: str | None) -> dict[str, Any]:
     """Defaults of a method on this task, or for a module of the user's own; a method with a schedule of its own keeps it."""
     settings = dict(CAREFUL if model is not None and ":" in str(model) else task.settings)
+    if not method.holds_everywhere:
+        settings |= task.tuned
+    own = {field.name for field in fields(method)}
     if method.schedule is not Method.schedule:
-        settings = {name: value for name, value in settings.items() if name not in FALLING}
-    return settings
+        own -= {*FALLING, "schedule_end"}
+    return {name: value for name, value in settings.items() if name in own}
 
 
 def task_of(name: str, data: Any, model: str | None) -> Task:

@@ -1,0 +1,222 @@
+"""sieve: gates learn inside each client's round which weights matter, and cost two numbers a message (docs/theory.md).
+
+First part of the rounds, searching: the uplink carries the signs of the largest *updates*, several times as many as the model keeps,
+and the server remembers what it does not send. Last part, polishing: the support stands, the uplink carries its updates as numbers.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from fedsieve.algorithms.gated import opened
+from fedsieve.algorithms.method import Method, above_zero, at_least, exactly, examples, fraction
+from fedsieve.core import constraint, gates, optimizers, selection
+from fedsieve.core.aggregation import Weighting, cohort_weights, mean
+from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT, HardConcrete
+from fedsieve.core.optimizers import Moments, no_moments
+from fedsieve.core.packets import Packet, round_signs, sparse_packet
+from fedsieve.core.selection import total_kept
+from fedsieve.core.streams import Draw
+from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
+
+ROUND_LIMIT = 8.0
+"""log_alpha stays within this during a client's round; the exact dual may move it to +-12 after it."""
+FALL = 4
+"""The expected density falls along 1 - t^4: gates stay open for most of the search."""
+
+
+class Ending(StrEnum):
+    """What holds the constraint while polishing."""
+
+    EXACT = "exact"
+    """the exact dual: gates stay random, their expected number is m"""
+    FROZEN = "frozen"
+    """gates of the support wide open, all others shut"""
+
+
+class Server(NamedTuple):
+    """theta with all it remembers, two log_alpha (on the support and off it), and the shift that made the constraint tight."""
+
+    theta: Tensor
+    log_alpha: Tensor
+    multiplier: Tensor
+    moments: Moments
+    layout: Layout
+
+
+class Client(NamedTuple):
+    """A stack of clients: theta~, phi, and the broadcast they began with."""
+
+    weights: Tensor
+    log_alpha: Tensor
+    start: Tensor
+    mask: Tensor
+    layout: Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sieve(Method):
+    """Saliency gates, sign-coded updates while searching, an L0 constraint that holds exactly at the end."""
+
+    holds_everywhere: ClassVar[bool] = True
+    shape: ClassVar[HardConcrete] = HardConcrete()
+    """the gates' distribution"""
+
+    rate: float = 2.0
+    batch: int | Literal["all"] = 64
+    weights: Weighting = Weighting.SQRT
+    server_rate: float = 2.0
+    memory: float = 0.98
+    gate_rate: float = 0.3
+    """step of log_alpha along the saliency, in units of its root mean square"""
+    reach: float = 4.0
+    """updates a client sends while searching, over the weights the model keeps"""
+    search: float = 0.6
+    """part of the rounds in which the support is searched"""
+    ending: Ending = Ending.EXACT
+    """what holds the constraint after the search: the exact dual, or a frozen support"""
+
+    def __post_init__(self) -> None:
+        """Refuse what could find nothing."""
+        super().__post_init__()
+        at_least(0, gate_rate=self.gate_rate)
+        at_least(1, reach=self.reach)
+        fraction(search=self.search)
+        above_zero(search=self.search)
+
+    # Schedules
+
+    def searching(self, clock: Clock) -> bool:
+        """Whether the support may still change."""
+        return clock.round < self.search * clock.rounds
+
+    def open_density(self, clock: Clock) -> float:
+        """The mean P(z != 0) the exact dual asks for after this round: gates at log_alpha 0 first, the density when the search ends."""
+        target = self.message_density(clock)
+        free = float(gates.active_probability(self.shape, torch.zeros(1))[0])
+        done = min((clock.round + 1) / (self.search * clock.rounds), 1.0)
+        return target + max(free - target, 0.0) * (1 - done**FALL)
+
+    # What matters
+
+    def chosen(
+        self, vector: Float[Tensor, "*k p"], log_alpha: Float[Tensor, "*k p"], layout: Layout, density: float
+    ) -> Bool[Tensor, "*k p"]:
+        """The largest entries of a vector, each counted as often as its gate is open."""
+        score = vector.abs() * gates.active_probability(self.shape, log_alpha)
+        return selection.top(score, self.budget_of(layout, density), layout.groups)
+
+    # The round
+
+    def init(self, layout: Layout, weights: Float[Tensor, " p"], draw: Draw) -> Server:
+        """All gates alike."""
+        return Server(weights, opened(torch.zeros_like(weights), layout), torch.zeros_like(weights[0]), no_moments(weights), layout)
+
+    def broadcast(self, server: Server, clock: Clock, draw: Draw) -> Packet:
+        """The largest m weights, and the two log_alpha."""
+        chosen = self.chosen(server.theta, server.log_alpha, server.layout, self.message_density(clock))
+        packet = sparse_packet(selection.positions(chosen), {"weights": server.theta}, self.bits, draw)
+        packet.scalars.update(two_means(server.log_alpha, chosen, server.layout))
+        return packet
+
+    def client_init(self, packet: Packet, layout: Layout, clock: Clock, dtype: torch.dtype) -> Client:
+        """theta~ from the broadcast, 0 off the support; one log_alpha on it, one off it."""
+        weights, mask = packet.dense("weights", dtype), packet.mask(dtype)
+        log_alpha = torch.where(mask > 0, packet.scalar("kept_gate", dtype), packet.scalar("rest_gate", dtype))
+        return Client(weights, opened(log_alpha, layout), weights, mask, layout)
+
+    def client_step(self, objective: Objective, client: Client, batch: Batch, clock: Clock, draw: Draw) -> Client:
+        """theta~ -= eta z g; phi -= gate_rate * saliency / rms, saliency = theta~ g, rms over m entries.
+
+        Polyak's step divides by the whole gradient, also where gates are shut: by z g it would grow manyfold as they close.
+        """
+        layout = objective.layout
+        noise = selection.one_per_group(draw("gates", client.log_alpha.shape[-1]), layout.groups)
+        gate = gates.sample(self.shape, client.log_alpha, noise).value
+        loss, gradient = objective.gradient(client.weights * gate, batch)
+        size = self.step_size(loss, gradient, batch, clock)
+        gradient = optimizers.clipped(gradient, self.clip)
+        saliency = selection.shared(client.weights * gradient, layout.groups)
+        kept = total_kept(self.message_budget(client.layout, clock))
+        rms = (saliency.square().sum(-1, keepdim=True) / kept).sqrt().clamp_min(torch.finfo(saliency.dtype).tiny)
+        log_alpha = (client.log_alpha - self.gate_rate * saliency / rms).clamp(-ROUND_LIMIT, ROUND_LIMIT)
+        return client._replace(weights=client.weights - size * gate * gradient, log_alpha=opened(log_alpha, layout))
+
+    @property
+    def reply_fields(self) -> frozenset[str]:
+        """Updates and the two log_alpha."""
+        return frozenset({"update", "kept_gate", "rest_gate"})
+
+    def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
+        """Searching: signs of the largest updates. Polishing: the updates of the support."""
+        update = client.weights - client.start
+        density = self.message_density(clock)
+        if self.searching(clock):
+            wide = min(max(self.reach * self.density, density), 1.0)
+            support = selection.positions(self.chosen(update, client.log_alpha, client.layout, wide))
+            packet = sparse_packet(support, {"update": update}, self.bits, draw)
+            packet.fields["update"] = round_signs(update.gather(-1, support))
+        else:
+            packet = sparse_packet(selection.positions(client.mask > 0), {"update": update}, self.bits, draw)
+        kept = self.chosen(client.weights, client.log_alpha, client.layout, density)
+        packet.scalars.update(two_means(client.log_alpha, kept, client.layout))
+        return packet
+
+    def aggregate(self, server: Server, packet: Packet, replies: list[Reply], clock: Clock, draw: Draw) -> Server:
+        """theta <- sent + server step along the mean update + memory * (what the broadcast left out); then the dual, solved."""
+        dtype, layout = server.theta.dtype, server.layout
+        sent = packet.dense("weights", dtype)
+        update = self.mean_of(replies, "update", server.theta)
+        rate = self.server_rate if self.searching(clock) else 1.0
+        move, moments = optimizers.step(self.server, server.moments, -update, rate, momentum=self.server_momentum)
+        theta = sent + move + self.memory * (server.theta - sent)
+        shares = cohort_weights(examples(replies, server.theta), self.weights)
+        on, off = (
+            mean(torch.stack([r.packet.scalar(name, dtype) for r in replies])[:, None], shares) for name in ("kept_gate", "rest_gate")
+        )
+        chosen = self.chosen(theta, server.log_alpha, layout, self.message_density(clock))
+        log_alpha = torch.where(chosen, on, off)
+        if self.ending is Ending.FROZEN and not self.searching(clock._replace(round=clock.round + 1)):
+            log_alpha = torch.where(chosen, LOG_ALPHA_LIMIT, -LOG_ALPHA_LIMIT).to(theta)
+        shift = constraint.exact_shift(self.shape, log_alpha[: layout.gated], self.open_density(clock))
+        log_alpha = opened(constraint.shifted(log_alpha, shift), layout)
+        return server._replace(theta=theta, log_alpha=log_alpha, multiplier=-shift, moments=moments)
+
+    def close(self, server: Server, clock: Clock) -> Server:
+        """Nothing is left to do at the end of a round."""
+        return server
+
+    # The model
+
+    def theta(self, server: Server) -> Float[Tensor, " p"]:
+        """theta~ times the test-time gate, the m largest (decision C5)."""
+        gate = gates.at_test_time(self.shape, server.log_alpha).clamp_min(GATE_MARGIN)
+        return exactly(self.final_budget(server.layout), server.theta * gate, server.layout)
+
+    def full_theta(self, server: Server) -> Float[Tensor, " p"]:
+        """theta~ times the test-time gate."""
+        return server.theta * gates.at_test_time(self.shape, server.log_alpha)
+
+    def info(self, server: Server) -> dict[str, Tensor]:
+        """Density as expected and at test time, the shift of the exact dual, the violation."""
+        log_alpha = server.log_alpha[: server.layout.gated]
+        probability = gates.active_probability(self.shape, log_alpha)
+        return {
+            "expected_density": probability.mean(),
+            "test_density": (gates.at_test_time(self.shape, log_alpha) > 0).to(probability).mean(),
+            "multiplier": server.multiplier,
+            "violation": probability.mean() - self.density,
+        }
+
+
+def two_means(log_alpha: Float[Tensor, "*k p"], chosen: Bool[Tensor, "*k p"], layout: Layout) -> dict[str, Float[Tensor, "*k"]]:
+    """The mean log_alpha of what was chosen and of the rest, free coordinates apart: all that a message says of the gates."""
+    inside, log_alpha = chosen[..., : layout.gated].to(log_alpha), log_alpha[..., : layout.gated]
+    total, kept = log_alpha.sum(-1), (log_alpha * inside).sum(-1)
+    count = inside.sum(-1)
+    on, off = kept / count.clamp_min(1), (total - kept) / (layout.gated - count).clamp_min(1)
+    return {"kept_gate": on.to(torch.float32), "rest_gate": off.to(torch.float32)}

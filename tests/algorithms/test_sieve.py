@@ -1,0 +1,106 @@
+"""sieve: the gate's gradient is a saliency, two numbers speak for all gates, the residual keeps evidence, the constraint holds."""
+
+import pytest
+import torch
+
+from fedsieve.algorithms.sieve import Ending, Sieve
+from fedsieve.core import gates
+from fedsieve.core.packets import Coding
+from fedsieve.core.streams import drawer, server_drawer
+from fedsieve.core.types import Batch, Clock, Reply
+from fedsieve.data.synthetic import Synthetic
+from fedsieve.experiments.execute import execute
+from fedsieve.experiments.problem import Problem
+from fedsieve.experiments.run import Federation, Run
+from fedsieve.objectives.linear import Linear, Loss
+from fedsieve.train import start
+
+MODEL = Linear(loss=Loss.SOFTMAX, features=30, outputs=4)
+SIEVE = Sieve(density=0.1, steps=4, batch=8)
+SEARCH, POLISH = Clock(2, 10), Clock(8, 10)
+
+
+def draw(round=0, step=0, clients=(0,)):
+    return drawer(5, round, 0, step, list(clients), torch.float64, "cpu")
+
+
+def begun(clock=SEARCH):
+    server = start(SIEVE, MODEL, 3, torch.float64)
+    packet = SIEVE.broadcast(server, clock, server_drawer(3, clock.round, 0, torch.float64, "cpu"))
+    client = SIEVE.client_init(packet, MODEL.layout, clock, torch.float64)
+    return server, packet, type(client)(*(part[None] if isinstance(part, torch.Tensor) else part for part in client))
+
+
+def stepped(client, clock=SEARCH, steps=4):
+    generator = torch.Generator().manual_seed(1)
+    for step in range(steps):
+        x = torch.randn(1, 8, 30, generator=generator, dtype=torch.float64)
+        client = SIEVE.client_step(MODEL, client, Batch(x, torch.randint(0, 4, (1, 8), generator=generator)), clock, draw(step=step))
+    return client
+
+
+def test_the_gate_gradient_is_what_autograd_finds_with_the_gate_slope_put_at_one():
+    _, _, client = begun()
+    client = stepped(client, steps=2)
+    x = torch.randn(1, 8, 30, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    batch = Batch(x, torch.zeros(1, 8, dtype=torch.int64))
+    z = gates.sample(SIEVE.shape, client.log_alpha, draw(step=7)("gates", 120)).value.requires_grad_()
+    theta = client.weights * z
+    logits = theta.view(1, 4, 30) @ x.transpose(1, 2)
+    torch.nn.functional.cross_entropy(logits, batch.y).backward()
+    after = SIEVE.client_step(MODEL, client, batch, SEARCH, draw(step=7))
+    moved = client.log_alpha - after.log_alpha
+    kept = 12
+    expected = SIEVE.gate_rate * z.grad / (z.grad.square().sum() / kept).sqrt()
+    torch.testing.assert_close(moved, expected)
+
+
+def test_a_weight_whose_gradient_keeps_its_direction_opens_its_gate():
+    _, _, client = begun()
+    client = client._replace(weights=torch.zeros_like(client.weights))
+    x = torch.ones(1, 8, 30, dtype=torch.float64)
+    for step in range(5):
+        client = SIEVE.client_step(MODEL, client, Batch(x, torch.zeros(1, 8, dtype=torch.int64)), SEARCH, draw(step=step))
+    moved = client.weights != 0
+    assert moved.any() and (client.log_alpha[moved] >= 0).double().mean() > 0.9
+
+
+def test_the_uplink_is_signs_of_many_updates_while_searching_and_numbers_of_the_support_while_polishing():
+    for clock, coding, count in ((SEARCH, Coding.SIGNS, 48), (POLISH, Coding.HALVES8, 12)):
+        _, packet, client = begun(clock)
+        reply = SIEVE.client_reply(stepped(client, clock), clock, draw(step=4))
+        assert reply.fields["update"].coding is coding and reply.support.shape == (1, count)
+        assert set(reply.scalars) == {"kept_gate", "rest_gate"}
+        if clock is POLISH:
+            assert torch.equal(reply.support[0], packet.support)
+
+
+def test_what_nobody_speaks_of_is_remembered_and_what_is_spoken_of_moves_by_the_mean():
+    server, packet, client = begun()
+    reply = SIEVE.client_reply(stepped(client), SEARCH, draw(step=4)).at(0)
+    after = SIEVE.aggregate(server, packet, [Reply(0, reply, 8)], SEARCH, draw())
+    sent = packet.dense("weights", torch.float64)
+    expected = sent + SIEVE.server_rate * reply.dense("update", torch.float64) + SIEVE.memory * (server.theta - sent)
+    torch.testing.assert_close(after.theta, expected)
+
+
+@pytest.mark.usefixtures("few_test_rows")
+@pytest.mark.parametrize("ending", Ending)
+@pytest.mark.parametrize("density", [0.5, 0.1, 0.02])
+def test_the_expected_density_is_the_one_asked_for_when_the_search_ends(ending, density):
+    data = Synthetic(rows=400, features=100, true_density=0.1)
+    algorithm = Sieve(steps=6, batch=8, ending=ending)
+    run = Run(
+        task="mc",
+        method="sieve",
+        density=density,
+        rounds=10,
+        data=data,
+        federation=Federation(clients=10, participation=0.4),
+        algorithm=algorithm,
+    )
+    rows = [step.row for step in execute(run, Problem(run))]
+    for row in rows[5:]:
+        assert abs(row["expected_density"] - density) <= 0.05 * density
+    assert abs(rows[-1]["test_density"] - density) <= 0.05 * density
+    assert rows[0]["expected_density"] > density
