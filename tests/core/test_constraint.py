@@ -38,9 +38,17 @@ def test_the_exact_shift_makes_the_constraint_tight_for_every_client(density):
     torch.testing.assert_close(active_probability(SHAPE, moved).mean(-1), torch.full((3,), density, dtype=torch.float64), atol=1e-9, rtol=0)
 
 
-def test_the_exact_shift_is_zero_where_the_constraint_already_holds():
+def test_the_exact_shift_opens_gates_that_are_too_few_and_leaves_a_tight_constraint_alone():
     phi = torch.full((10,), -6.0, dtype=torch.float64)
-    assert float(constraint.exact_shift(SHAPE, phi, 0.5)) == 0.0
+    moved = constraint.shifted(phi, constraint.exact_shift(SHAPE, phi, 0.5))
+    assert float(active_probability(SHAPE, moved).mean()) == pytest.approx(0.5)
+    assert float(constraint.exact_shift(SHAPE, moved, 0.5)) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_two_values_with_shares_are_shifted_like_all_the_gates_they_stand_for():
+    phi = torch.tensor([3.0] * 20 + [-1.0] * 80, dtype=torch.float64)
+    two, shares = torch.tensor([3.0, -1.0], dtype=torch.float64), torch.tensor([0.2, 0.8], dtype=torch.float64)
+    assert float(constraint.exact_shift(SHAPE, two, 0.1, shares)) == pytest.approx(float(constraint.exact_shift(SHAPE, phi, 0.1)))
 
 
 def test_the_clamp_on_log_alpha_leaves_room_for_half_a_percent():

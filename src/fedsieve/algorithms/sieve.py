@@ -23,6 +23,7 @@ from fedsieve.core.selection import total_kept
 from fedsieve.core.streams import Draw
 from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
 
+GATES = ("kept_gate", "rest_gate")
 ROUND_LIMIT = 8.0
 """log_alpha stays within this during a client's round; the exact dual may move it to +-12 after it."""
 FALL = 4
@@ -49,12 +50,11 @@ class Server(NamedTuple):
 
 
 class Client(NamedTuple):
-    """A stack of clients: theta~, phi, and the broadcast they began with."""
+    """A stack of clients: theta~, phi, and the broadcast they all began with."""
 
     weights: Tensor
     log_alpha: Tensor
-    start: Tensor
-    mask: Tensor
+    packet: Packet
     layout: Layout
 
 
@@ -127,7 +127,7 @@ class Sieve(Method):
         """theta~ from the broadcast, 0 off the support; one log_alpha on it, one off it."""
         weights, mask = packet.dense("weights", dtype), packet.mask(dtype)
         log_alpha = torch.where(mask > 0, packet.scalar("kept_gate", dtype), packet.scalar("rest_gate", dtype))
-        return Client(weights, opened(log_alpha, layout), weights, mask, layout)
+        return Client(weights, opened(log_alpha, layout), packet, layout)
 
     def client_step(self, objective: Objective, client: Client, batch: Batch, clock: Clock, draw: Draw) -> Client:
         """theta~ -= eta z g; phi -= gate_rate * saliency / rms, saliency = theta~ g, rms over m entries.
@@ -149,11 +149,11 @@ class Sieve(Method):
     @property
     def reply_fields(self) -> frozenset[str]:
         """Updates and the two log_alpha."""
-        return frozenset({"update", "kept_gate", "rest_gate"})
+        return frozenset({"update", *GATES})
 
     def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
         """Searching: signs of the largest updates. Polishing: the updates of the support."""
-        update = client.weights - client.start
+        update = client.weights - client.packet.dense("weights", client.weights.dtype)
         density = self.message_density(clock)
         if self.searching(clock):
             wide = min(max(self.reach * self.density, density), 1.0)
@@ -161,7 +161,8 @@ class Sieve(Method):
             packet = sparse_packet(support, {"update": update}, self.bits, draw)
             packet.fields["update"] = round_signs(update.gather(-1, support))
         else:
-            packet = sparse_packet(selection.positions(client.mask > 0), {"update": update}, self.bits, draw)
+            mask = (client.packet.mask(update.dtype) > 0).expand_as(update)
+            packet = sparse_packet(selection.positions(mask), {"update": update}, self.bits, draw)
         kept = self.chosen(client.weights, client.log_alpha, client.layout, density)
         packet.scalars.update(two_means(client.log_alpha, kept, client.layout))
         return packet
@@ -175,15 +176,14 @@ class Sieve(Method):
         move, moments = optimizers.step(self.server, server.moments, -update, rate, momentum=self.server_momentum)
         theta = sent + move + self.memory * (server.theta - sent)
         shares = cohort_weights(examples(replies, server.theta), self.weights)
-        on, off = (
-            mean(torch.stack([r.packet.scalar(name, dtype) for r in replies])[:, None], shares) for name in ("kept_gate", "rest_gate")
-        )
-        chosen = self.chosen(theta, server.log_alpha, layout, self.message_density(clock))
-        log_alpha = torch.where(chosen, on, off)
+        both = mean(torch.stack([torch.stack([r.packet.scalar(name, dtype) for name in GATES]) for r in replies]), shares)
         if self.ending is Ending.FROZEN and not self.searching(clock._replace(round=clock.round + 1)):
-            log_alpha = torch.where(chosen, LOG_ALPHA_LIMIT, -LOG_ALPHA_LIMIT).to(theta)
-        shift = constraint.exact_shift(self.shape, log_alpha[: layout.gated], self.open_density(clock))
-        log_alpha = opened(constraint.shifted(log_alpha, shift), layout)
+            both = torch.tensor([LOG_ALPHA_LIMIT, -LOG_ALPHA_LIMIT]).to(both)
+        chosen = self.chosen(theta, server.log_alpha, layout, self.message_density(clock))
+        kept = chosen[: layout.gated].to(dtype).mean()
+        shift = constraint.exact_shift(self.shape, both, self.open_density(clock), torch.stack((kept, 1 - kept)))
+        on, off = constraint.shifted(both, shift)
+        log_alpha = opened(torch.where(chosen, on, off), layout)
         return server._replace(theta=theta, log_alpha=log_alpha, multiplier=-shift, moments=moments)
 
     def close(self, server: Server, clock: Clock) -> Server:

@@ -48,18 +48,22 @@ def ascend(multiplier: Float[Tensor, "*k"], violation: Float[Tensor, "*k"], rate
     return torch.where(violation > 0, multiplier + rate * violation, torch.zeros_like(multiplier))
 
 
-def exact_shift(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], density: float, halvings: int = 50) -> Float[Tensor, "*k"]:
-    """The tau <= 0 for which mean_j P(z_j != 0 | clamp(log_alpha + tau)) = rho, by bisection; 0 where the constraint holds (B4).
+def exact_shift(
+    shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], density: float, shares: Float[Tensor, " n"] | None = None, halvings: int = 50
+) -> Float[Tensor, "*k"]:
+    """The tau for which the mean of P(z != 0 | clamp(log_alpha + tau)) is rho, by bisection (decision B4).
 
-    sum_j P is monotone in a common shift, so this is the multiplier of the constraint solved rather than ascended to.
+    The mean is monotone in a common shift, so this is the multiplier of the constraint solved rather than ascended to. It is solved as
+    an equation: gates that are too few open again. `shares` are the weights of the mean (n values may stand for many gates).
     """
+    shares = log_alpha.new_full((log_alpha.shape[-1],), 1 / log_alpha.shape[-1]) if shares is None else shares
     low = torch.full_like(log_alpha[..., 0], -2 * LOG_ALPHA_LIMIT)
-    high = torch.zeros_like(low)
+    high = -low
     for _ in range(halvings):
         middle = (low + high) / 2
-        above = gap(shape, shifted(log_alpha, middle), density) > 0
+        above = (active_probability(shape, shifted(log_alpha, middle)) * shares).sum(-1) > density
         low, high = torch.where(above, low, middle), torch.where(above, middle, high)
-    return torch.where(gap(shape, log_alpha, density) > 0, low, torch.zeros_like(low))
+    return low
 
 
 def shifted(log_alpha: Float[Tensor, "*k n"], shift: Float[Tensor, "*k"]) -> Float[Tensor, "*k n"]:
