@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedsieve.algorithms.sieve import Ending, Sieve
+from fedsieve.algorithms.sieve import Ending, Sieve, Uplink
 from fedsieve.core import gates
 from fedsieve.core.packets import Coding
 from fedsieve.core.streams import drawer, server_drawer
@@ -104,3 +104,14 @@ def test_the_expected_density_is_the_one_asked_for_when_the_search_ends(ending, 
         assert abs(row["expected_density"] - density) <= 0.05 * density
     assert abs(rows[-1]["test_density"] - density) <= 0.05 * density
     assert rows[0]["expected_density"] > density
+
+
+@pytest.mark.usefixtures("few_test_rows")
+def test_weights_may_travel_instead_of_updates():
+    data = Synthetic(rows=400, features=100, true_density=0.1)
+    algorithm = Sieve(steps=6, batch=8, uplink=Uplink.WEIGHTS, server_rate=1.0)
+    federation = Federation(clients=10, participation=0.4)
+    run = Run(task="lr", method="sieve", density=0.1, rounds=20, data=data, federation=federation, algorithm=algorithm)
+    rows = [step.row for step in execute(run, Problem(run))]
+    assert rows[-1]["r2"] > 0.5 > rows[0]["r2"]
+    assert rows[-1]["expected_density"] == pytest.approx(0.1, rel=0.05)

@@ -30,6 +30,15 @@ FALL = 4
 """The expected density falls along 1 - t^4: gates stay open for most of the search."""
 
 
+class Uplink(StrEnum):
+    """What clients send while searching."""
+
+    UPDATES = "updates"
+    """signs of the largest updates, `reach` times as many as the model keeps; an absent entry is no change"""
+    WEIGHTS = "weights"
+    """the largest weights, as many as the model keeps; an absent entry is zero"""
+
+
 class Ending(StrEnum):
     """What holds the constraint while polishing."""
 
@@ -73,6 +82,8 @@ class Sieve(Method):
     memory: float = 0.98
     gate_rate: float = 0.3
     """step of log_alpha along the saliency, in units of its root mean square"""
+    uplink: Uplink = Uplink.UPDATES
+    """what clients send while searching: signs of many updates, or the largest weights"""
     reach: float = 4.0
     """updates a client sends while searching, over the weights the model keeps"""
     search: float = 0.6
@@ -148,22 +159,29 @@ class Sieve(Method):
 
     @property
     def reply_fields(self) -> frozenset[str]:
-        """Updates and the two log_alpha."""
-        return frozenset({"update", *GATES})
+        """Updates or weights, and the two log_alpha."""
+        return frozenset({self.field, *GATES})
+
+    @property
+    def field(self) -> str:
+        """The name of what a reply carries."""
+        return "update" if self.uplink is Uplink.UPDATES else "weights"
 
     def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
-        """Searching: signs of the largest updates. Polishing: the updates of the support."""
-        update = client.weights - client.packet.dense("weights", client.weights.dtype)
-        density = self.message_density(clock)
-        if self.searching(clock):
-            wide = min(max(self.reach * self.density, density), 1.0)
-            support = selection.positions(self.chosen(update, client.log_alpha, client.layout, wide))
-            packet = sparse_packet(support, {"update": update}, self.bits, draw)
-            packet.fields["update"] = round_signs(update.gather(-1, support))
+        """Searching: signs of the largest updates, or the largest weights. Polishing: numbers for the broadcast's support."""
+        weights, density = client.weights, self.message_density(clock)
+        kept = self.chosen(weights, client.log_alpha, client.layout, density)
+        vector = weights - client.packet.dense("weights", weights.dtype) if self.uplink is Uplink.UPDATES else weights
+        if not self.searching(clock):
+            sent = (client.packet.mask(weights.dtype) > 0).expand_as(weights)
+        elif self.uplink is Uplink.UPDATES:
+            sent = self.chosen(vector, client.log_alpha, client.layout, min(max(self.reach * self.density, density), 1.0))
         else:
-            mask = (client.packet.mask(update.dtype) > 0).expand_as(update)
-            packet = sparse_packet(selection.positions(mask), {"update": update}, self.bits, draw)
-        kept = self.chosen(client.weights, client.log_alpha, client.layout, density)
+            sent = kept
+        support = selection.positions(sent)
+        packet = sparse_packet(support, {self.field: vector}, self.bits, draw)
+        if self.searching(clock) and self.uplink is Uplink.UPDATES:
+            packet.fields[self.field] = round_signs(vector.gather(-1, support))
         packet.scalars.update(two_means(client.log_alpha, kept, client.layout))
         return packet
 
@@ -171,7 +189,7 @@ class Sieve(Method):
         """theta <- sent + server step along the mean update + memory * (what the broadcast left out); then the dual, solved."""
         dtype, layout = server.theta.dtype, server.layout
         sent = packet.dense("weights", dtype)
-        update = self.mean_of(replies, "update", server.theta)
+        update = self.mean_of(replies, self.field, server.theta) - (sent if self.uplink is Uplink.WEIGHTS else 0)
         rate = self.server_rate if self.searching(clock) else 1.0
         move, moments = optimizers.step(self.server, server.moments, -update, rate, momentum=self.server_momentum)
         theta = sent + move + self.memory * (server.theta - sent)

@@ -13,6 +13,7 @@ from torch import nn
 from fedsieve import metrics
 from fedsieve.algorithms.flops_pa import GateNoise
 from fedsieve.algorithms.method import Method
+from fedsieve.algorithms.sieve import Uplink
 from fedsieve.core.aggregation import Weighting
 from fedsieve.core.optimizers import StepRule
 from fedsieve.core.selection import BudgetRule, Schedule
@@ -39,6 +40,8 @@ FALLING = {"schedule": Schedule.CUBIC, "start_density": 0.3}
 """Messages are denser at first: selection by a start that has learned little keeps the wrong weights."""
 IMAGES = {**FALLING, "rate": 3.0, "batch": 64, "scaling_rate": 0.3, "step_gates": GateNoise.SAMPLED}
 """For softmax on images; the last two are FLoPS-PA's: with the schedule it may close gates sooner."""
+WHOLE = {"uplink": Uplink.WEIGHTS, "server_rate": 1.0}
+"""For sieve where tens of thousands of weights each matter a little: weights as they are, not signs of updates (decision H3)."""
 CAREFUL = {
     **FALLING,
     "budget": BudgetRule.ERK,
@@ -70,6 +73,8 @@ class Task:
     """defaults of every method on this task"""
     tuned: Mapping[str, Any] = field(default_factory=dict)
     """found on validation rows, for methods without a rule that holds on every task"""
+    sieve: Mapping[str, Any] = field(default_factory=dict)
+    """where sieve departs from its rule"""
 
     @property
     def metric(self) -> str:
@@ -166,7 +171,14 @@ TASKS = {
     "digits": softmax("digits", "8 x 8 digits, shipped with scikit-learn", 64, 10, clients=20, density=0.1),
     "mnist": softmax("mnist", "28 x 28 digits, softmax", 784, 10, weights=Weighting.SQRT, tuned=IMAGES),
     "emnist": softmax(
-        "emnist", "62 classes of characters, softmax", 784, 62, clients=1000, weights=Weighting.SQRT, tuned={**IMAGES, "schedule_end": 0.8}
+        "emnist",
+        "62 classes of characters, softmax",
+        784,
+        62,
+        clients=1000,
+        weights=Weighting.SQRT,
+        tuned={**IMAGES, "schedule_end": 0.8},
+        sieve={**WHOLE, **FALLING, "schedule_end": 0.8, "search": 0.8},
     ),
     "mnist-cnn": Task(
         about="28 x 28 digits, LeNet",
@@ -185,6 +197,7 @@ TASKS = {
         objective=lambda _, group: linear(Loss.MULTILABEL, 47_236, 34, group),
         partition=Partition.CLUSTERS,
         density=0.005,
+        sieve=WHOLE,
     ),
     "file": Task(about="your own rows", loss=Loss.SQUARED, options=Own, draw=own.draw, objective=lambda *_: None),
 }
@@ -193,8 +206,7 @@ TASKS = {
 def settings_of(task: Task, method: type[Method], model: str | None) -> dict[str, Any]:
     """Defaults of a method on this task, or for a module of the user's own; a method with a schedule of its own keeps it."""
     settings = dict(CAREFUL if model is not None and ":" in str(model) else task.settings)
-    if not method.holds_everywhere:
-        settings |= task.tuned
+    settings |= task.sieve if method.holds_everywhere else task.tuned
     own = {field.name for field in fields(method)}
     if method.schedule is not Method.schedule:
         own -= {*FALLING, "schedule_end"}
