@@ -1,4 +1,4 @@
-"""A run on disk: config.toml, metrics.jsonl, model.safetensors, trace.npz, result.json. No torch here."""
+"""A run on disk: config.toml, run.json, metrics.jsonl, model.safetensors, trace.npz, result.json, report.html. No torch here."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from typing import Any, TextIO
 import numpy as np
 
 CONFIG, METRICS, MODEL, TRACE, RESULT = "config.toml", "metrics.jsonl", "model.safetensors", "trace.npz", "result.json"
+ABOUT, REPORT = "run.json", "report.html"
 
 
 class FolderError(ValueError):
