@@ -80,7 +80,7 @@ def line_chart(
     alternative = f"{axes.y} against {axes.x}: {', '.join(line.name for line in lines)}"
     names = [line.name for line in lines]
     shapes = any(line.end for line in lines)
-    return Markup((legend(names, shapes=shapes) if len(names) > 1 else "") + svg("".join(drawn), alternative, extra=asked))
+    return Markup((legend(names, shapes=shapes) if len(names) > 1 or shapes else "") + svg("".join(drawn), alternative, extra=asked))
 
 
 def _curve(line: Line, number: int, x: Scale, y: Scale, points: int) -> str:

@@ -1,6 +1,5 @@
 """Pieces of HTML: escaped text, tables that sort and download, figures with a text alternative."""
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -16,17 +15,12 @@ class Markup(str):
 
 
 class Budget:
-    """How much a page may hold of each run, and numbers for identifiers. A page of many runs shows every n-th row."""
+    """How much a page may hold of each run: a page of many runs shows every n-th row."""
 
     def __init__(self, runs: int = 1) -> None:
-        self.rows = max(12, min(1000, 2500 // max(runs, 1)))
-        self.cells = 20 * self.rows
+        self.rows = max(12, min(1000, 1000 // max(runs, 1)))
+        self.cells = 10 * self.rows
         self.points = max(60, min(400, 4000 // max(runs, 1)))
-        self._numbers = itertools.count(1)
-
-    def fresh(self, stem: str) -> str:
-        """An identifier nobody else has."""
-        return f"{stem}-{next(self._numbers)}"
 
 
 class Table(NamedTuple):
@@ -53,13 +47,13 @@ def tag(name: str, *content: Any, **attributes: Any) -> Markup:
 
 
 def shown(value: Cell) -> str:
-    """A cell as people read it: whole numbers whole, others to five digits."""
+    """A cell as people read it: large numbers whole and in groups of three, others to five digits."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}".replace(",", "\u202f") if abs(value) >= 10_000 else str(value)
+    if isinstance(value, int | float) and 10_000 <= abs(value) < 1e15:
+        return f"{value:,.0f}".replace(",", "\u202f")
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
@@ -73,6 +67,7 @@ def thinned(rows: Sequence[Any], most: int) -> list[Any]:
 
 def table(data: Table, budget: Budget, *, sortable: bool = True) -> Markup:
     """A table whose headers sort and whose rows download as CSV. The exact number stands beside a shortened one."""
+    data = without_empty_columns(data)
     rows = thinned(data.rows, max(2, min(budget.rows, budget.cells // len(data.columns))))
     caption = data.caption + (f" ({len(rows)} of {len(data.rows)} rows, evenly)" if len(rows) < len(data.rows) else "")
     numeric = [any(isinstance(row[i], int | float) and not isinstance(row[i], bool) for row in rows) for i in range(len(data.columns))]
@@ -89,6 +84,12 @@ def table(data: Table, budget: Budget, *, sortable: bool = True) -> Markup:
         role="region",
         aria_label=caption,
     )
+
+
+def without_empty_columns(data: Table) -> Table:
+    """What no row has is not shown."""
+    keep = [i for i in range(len(data.columns)) if not data.rows or any(row[i] is not None for row in data.rows)]
+    return data._replace(columns=[data.columns[i] for i in keep], rows=[[row[i] for i in keep] for row in data.rows])
 
 
 def _cell(value: Cell, numeric: bool) -> str:

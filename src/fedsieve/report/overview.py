@@ -15,14 +15,14 @@ Settings = dict[str, Any]
 
 
 def overview(runs: Sequence[Record], budget: Budget, comparison: Mapping[str, Any] | None, links: Mapping[int, str]) -> Markup:
-    """All runs, task by task. `links` says where on the page each run stands."""
+    """All runs, task by task; their own tables are never thinned. `links` says where on the page each run stands."""
     by_task: dict[tuple[str, str], list[Record]] = {}
     for run in runs:
         by_task.setdefault((run.task, run.metric), []).append(run)
     parts = [section(f"Quality against bytes: {task}", trade_off(members, metric, budget)) for (task, metric), members in by_task.items()]
     if comparison:
-        parts.append(section("Comparison", *comparison_tables(comparison, budget)))
-    return Markup("".join([*parts, section("Runs", runs_table(runs, budget, links))]))
+        parts.append(section("Comparison", *comparison_tables(comparison, Budget())))
+    return Markup("".join([*parts, section("Runs", runs_table(runs, Budget(), links))]))
 
 
 def labelled(runs: Sequence[Record]) -> dict[str, list[Record]]:
@@ -49,10 +49,11 @@ def flat(config: Settings) -> Settings:
 
 
 def curve(name: str, runs: Sequence[Record], metric: str) -> Line | None:
-    """Mean over seeds, with a band of one standard deviation where there are several."""
-    rounds = min((len(run.rows) for run in runs), default=0)
-    if not rounds:
+    """Mean over seeds, with a band of one standard deviation where there are several; unfinished runs only where no other is there."""
+    runs = [run for run in runs if run.finished] or [run for run in runs if run.rows]
+    if not runs:
         return None
+    rounds = min(len(run.rows) for run in runs)
     x = np.mean([run.spent[:rounds] for run in runs], axis=0)
     y = np.array([[np.nan if v is None else v for v in run.column(metric)[:rounds]] for run in runs], dtype=float)
     mean = y.mean(0)
@@ -83,7 +84,7 @@ def trade_off(runs: Sequence[Record], metric: str, budget: Budget) -> Markup:
     sizes = {len(members) for members in groups.values()}
     counted = f"{min(sizes)} to {max(sizes)} seeds" if len(sizes) > 1 else f"{sizes.pop()} seed(s)"
     floor = min(end[1] for end in ends.values())
-    clipped = [_above(line, floor - 1.5 * max(max(e[1] for e in ends.values()) - floor, 0.02)) for line in lines]
+    clipped = [_above(line, floor - 1.5 * max(max(e[1] for e in ends.values()) - floor, 0.1)) for line in lines]
     steps = [corner for a, b in zip(front, front[1:], strict=False) for corner in ((ends[b][0], ends[a][1]), ends[b])]
     chart = line_chart(
         clipped,

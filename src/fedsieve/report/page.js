@@ -101,7 +101,7 @@ document.addEventListener("click", (event) => {
   if (event.target.matches(".csv")) { let box = event.target.previousElementSibling; download(box.querySelector("table")); }
 });
 // A link to a run opens it.
-function unfold() { const run = location.hash && document.getElementById(location.hash.slice(1)); if (run?.matches("details")) { run.open = true; run.scrollIntoView(); } }
+function unfold() { const run = document.getElementById(location.hash.slice(1)); if (run?.matches("details")) { run.open = true; run.scrollIntoView(); } }
 addEventListener("hashchange", unfold);
 unfold();
 

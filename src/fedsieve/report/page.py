@@ -3,12 +3,13 @@
 import shlex
 import sys
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from string import Template
+from typing import Any
 
 import fedsieve
 from fedsieve.experiments import store
@@ -24,11 +25,24 @@ def report(folders: Sequence[Path], *, live: bool = False) -> str:
     runs = [read_run(place) for folder in folders for place in find_runs(folder)]
     if not any(run.rows for run in runs) and not live:
         raise store.FolderError(f"{runs[0].folder} has no finished round yet")
+    comparison = read_comparison(folders[0]) if len(folders) == 1 else None
+    try:
+        return document(runs, comparison, live=live)
+    except (KeyError, TypeError, IndexError) as problem:
+        where = ", ".join(map(str, folders))
+        raise store.FolderError(f"{where} holds a file that is not what a run leaves: {type(problem).__name__} {problem}") from problem
+
+
+def document(runs: list[Record], comparison: Mapping[str, Any] | None, *, live: bool) -> str:
+    """The page of one run, or of several side by side and then one by one."""
     if len(runs) == 1:
-        return shell(f"{runs[0].method} on {runs[0].task}", run_body(runs[0], Budget()), live=live)
+        run = runs[0]
+        body = tag("section", tag("h2", f"{run.name}, seed {run.seed}"), run_body(run, Budget()))
+        return shell(f"{run.method} on {run.task}", body, live=live)
     budget = Budget(len(runs))
     links = {i: f"run-{i + 1}" for i in range(len(runs))}
-    comparison = read_comparison(folders[0]) if len(folders) == 1 else None
+    order = list(comparison["methods"]) if comparison else sorted({run.method for run in runs})
+    runs = sorted(runs, key=lambda run: (run.task, order.index(run.method) if run.method in order else len(order), run.seed))
     inner = (
         tag(
             "details", tag("summary", tag("h2", f"{run.name}: {run.method} on {run.task}, seed {run.seed}")), run_body(run, budget), **place

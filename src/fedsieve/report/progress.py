@@ -63,6 +63,8 @@ def quality(run: Record, budget: Budget) -> Markup:
     """The metric per round and per byte."""
     name = METRICS.get(run.metric, run.metric)
     rounds, values, full = run.column("round"), run.column(run.metric), run.column("full")
+    if values[-1] is None:
+        return section("Quality", tag("p", f"The last round has no {name}."), level=3)
     best = run.about.get("best_possible", (run.result or {}).get("best_possible"))
     across = [Mark(best, "best possible")] if best is not None else []
     lines = {"sparse model": values} | ({"before the final cut": full} if any(v is not None for v in full) else {})
@@ -92,7 +94,7 @@ def density(run: Record, budget: Budget) -> Markup:
     rounds, target = run.column("round"), float(run.config.get("density", 0))
     columns = {"expected": run.column("expected_density"), "at test time": run.column("test_density")}
     asked = run.about.get("message_density")
-    if asked:
+    if asked and set(asked) != {target}:
         columns["messages"] = asked[: len(rounds)]
     columns = {key: column for key, column in columns.items() if any(v is not None for v in column)}
     kept = run.result["density"] if run.result else None

@@ -102,8 +102,8 @@ def serve(folder: Path, port: int, say: Callable[[str], None]) -> None:
     """Serve until interrupted."""
     made = server(folder, port)
     with made:
-        say(f"http://{LOOPBACK}:{made.server_address[1]}/ shows {folder}; Ctrl-C ends it")
         try:
+            say(f"http://{LOOPBACK}:{made.server_address[1]}/ shows {folder}; Ctrl-C ends it")
             made.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
             say("ended")
