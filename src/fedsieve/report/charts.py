@@ -63,16 +63,15 @@ def line_chart(
     margin = 0 if axes.log_y else 0.04 * (high - low)
     y = Scale(low if axes.zero and low == 0 else low - margin, high + margin, HEIGHT - BOTTOM, TOP, axes.log_y)
     drawn = [_axes(x, y, axes)]
+    drawn += [f'<path class="ref" d="M{LEFT},{y(mark.at):.1f}H{WIDTH - RIGHT}"/>' for mark in across]
+    drawn += [f'<path class="ref" d="M{x(mark.at):.1f},{TOP}V{HEIGHT - BOTTOM}"/>' for mark in down]
+    drawn += [_curve(line, i, x, y, points) for i, line in enumerate(lines)]
     for mark in across:
-        drawn.append(f'<path class="ref" d="M{LEFT},{y(mark.at):.1f}H{WIDTH - RIGHT}"/>')
-        drawn.append(f'<text class="ref" x="{WIDTH - RIGHT}" y="{y(mark.at) - 4:.1f}" text-anchor="end">{escape(mark.says)}</text>')
+        drawn.append(f'<text class="ref" x="{WIDTH - RIGHT}" y="{y(mark.at) - 5:.1f}" text-anchor="end">{escape(mark.says)}</text>')
     for i, mark in enumerate(down):
-        at = x(mark.at)
-        side = ("end", -4) if at > WIDTH / 2 else ("start", 4)
-        drawn.append(f'<path class="ref" d="M{at:.1f},{TOP}V{HEIGHT - BOTTOM}"/>')
-        drawn.append(f'<text class="ref" x="{at + side[1]:.1f}" y="{TOP + 10 + 14 * i}" text-anchor="{side[0]}">{escape(mark.says)}</text>')
-    for i, line in enumerate(lines):
-        drawn.append(_curve(line, i, x, y, points))
+        anchor, gap = ("end", -5) if x(mark.at) > 0.7 * WIDTH else ("start", 5)
+        place = f'x="{x(mark.at) + gap:.1f}" y="{TOP + 14 + 16 * i}" text-anchor="{anchor}"'
+        drawn.append(f'<text class="ref" {place}>{escape(mark.says)}</text>')
     if front:
         drawn.append(f'<path class="ref front" d="M{"L".join(f"{x(a):.1f},{y(b):.1f}" for a, b in front)}"/>')
     kind = "log" if x.log else "linear"

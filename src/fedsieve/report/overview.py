@@ -82,7 +82,7 @@ def trade_off(runs: Sequence[Record], metric: str, budget: Budget) -> Markup:
     front = pareto(ends)
     name = METRICS.get(metric, metric)
     sizes = {len(members) for members in groups.values()}
-    counted = f"{min(sizes)} to {max(sizes)} seeds" if len(sizes) > 1 else f"{sizes.pop()} seed(s)"
+    counted = f"{min(sizes)} to {max(sizes)} seeds" if len(sizes) > 1 else ("one seed" if sizes == {1} else f"{sizes.pop()} seeds")
     floor = min(end[1] for end in ends.values())
     clipped = [_above(line, floor - 1.5 * max(max(e[1] for e in ends.values()) - floor, 0.1)) for line in lines]
     steps = [corner for a, b in zip(front, front[1:], strict=False) for corner in ((ends[b][0], ends[a][1]), ends[b])]
