@@ -155,7 +155,7 @@ def train_run(run: Run, problem: Problem, folder: Path, *, quiet: bool) -> dict[
 
     def write_trace() -> None:
         trace = {"gate_histogram": np.stack(histograms), "gate_edges": np.linspace(0, 1, 21)} if histograms else {}
-        store.write_trace(folder, supports=np.stack(supports), **trace)
+        store.write_trace(folder, supports=store.padded(supports), **trace)
 
     try:
         with (folder / store.METRICS).open("w") as file, Rounds(run.rounds, run.method, quiet=quiet) as bar:

@@ -2,13 +2,24 @@
 
 import contextlib
 import io
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedsieve.cli import main
 
 SMALL = ["--data.rows", "300", "--data.features", "40", "--data.true-density", "0.1", "--density", "0.1", "--federation.clients", "10"]
 QUICK = ["--federation.participation", "0.3", "--rounds", "4", "--algorithm.steps", "3", "--quiet"]
+
+
+NET = """
+from torch import nn
+
+
+def build():
+    return nn.Sequential(nn.Linear(12, 5, bias=False), nn.ReLU(), nn.Linear(5, 3, bias=False))
+"""
 
 
 def quietly(*words):
@@ -21,7 +32,7 @@ def quietly(*words):
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory):
-    """Folders: lr, mc, digits, dense (a method without gates), comparison."""
+    """Folders: lr, mc, digits, dense (a method without gates), comparison, groups (layers, whole neurons)."""
     home = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedsieve.data.synthetic.TEST_ROWS", 200)
@@ -31,4 +42,9 @@ def runs(tmp_path_factory):
         quietly("train", "--task", "lr", "--method", "fed-avg", *SMALL, *QUICK, "--out", str(home / "dense"))
         words = ["--methods", "fed-iter-ht,sieve,fed-avg", "--seeds", "1,2", *SMALL, *QUICK]
         quietly("compare", "--task", "lr", *words, "--out", str(home / "comparison"))
+        patch.chdir(home)
+        np.savez("rows.npz", x=np.random.default_rng(0).normal(size=(200, 12)), y=np.arange(200) % 3)
+        Path("pages_net.py").write_text(NET)
+        own = ["--task", "file", "--data.path", "rows.npz", "--data.target", "y", "--model", "pages_net:build", "--gates.group", "neuron"]
+        quietly("train", *own, *QUICK, "--density", "0.4", "--algorithm.budget", "global", "--out", "groups")
     return home

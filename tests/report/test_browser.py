@@ -49,7 +49,7 @@ def visit(browser):
     assert said == [] and asked == []
 
 
-KINDS = ["lr", "mc", "digits", "dense", "comparison"]
+KINDS = ["lr", "mc", "digits", "dense", "groups", "comparison"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

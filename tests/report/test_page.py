@@ -24,6 +24,7 @@ KINDS = {
     "mc": [*EVERY_RUN, "Density and constraint", "Support recovery"],
     "digits": [*EVERY_RUN, "Density and constraint"],
     "dense": [*EVERY_RUN, "Density", "Support recovery"],
+    "groups": [*EVERY_RUN, "Density and constraint"],
     "comparison": ["Quality against bytes: lr", "Comparison", "Runs", "Run by run", *EVERY_RUN],
 }
 
@@ -259,6 +260,12 @@ def test_overlap_is_intersection_over_union():
     supports = np.stack([np.sort(rng.choice(30, 8, replace=False)) for _ in range(5)])
     brute = [[len(set(a) & set(b)) / len(set(a) | set(b)) for b in supports.tolist()] for a in supports.tolist()]
     assert np.allclose(ious(supports), brute)
+
+
+def test_supports_of_unequal_length_are_kept_and_compared():
+    supports = store.padded([np.array([1, 5, 7]), np.array([5]), np.array([5, 7])])
+    assert supports.tolist() == [[1, 5, 7], [5, -1, -1], [5, 7, -1]]
+    assert np.allclose(ious(supports), [[1, 1 / 3, 2 / 3], [1 / 3, 1, 1 / 2], [2 / 3, 1 / 2, 1]])
 
 
 def test_the_front_holds_those_nobody_beats():

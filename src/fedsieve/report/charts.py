@@ -12,6 +12,7 @@ from fedsieve.show import size
 WIDTH, HEIGHT = 480, 270
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 16, 44
 COLOURS = 8
+COUNTED = {"round", "rounds"}
 SHAPES = ("M-5,0a5,5 0 1,0 10,0a5,5 0 1,0 -10,0", "M-5,-5h10v10h-10z", "M0,-6l6,11h-12z", "M0,-7l6,7l-6,7l-6,-7z", "M-6,-5h12l-6,11z")
 """Markers of end points: a disc, a square, triangles, a diamond, so that colour is not all that tells them apart."""
 
@@ -108,17 +109,22 @@ def _real(value: float | None, axis: Scale) -> bool:
 
 def _axes(x: Scale, y: Scale, axes: Axes) -> str:
     out = []
-    for value in y.ticks():
+    for value in whole_ticks(y, axes.y):
         out.append(f'<path class="grid" d="M{LEFT},{y(value):.1f}H{WIDTH - RIGHT}"/>')
         out.append(f'<text x="{LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{tick_text(value)}</text>')
     floor = HEIGHT - BOTTOM
-    for value in x.ticks():
+    for value in whole_ticks(x, axes.x):
         out.append(f'<path class="grid" d="M{x(value):.1f},{floor}v4"/>')
         out.append(f'<text x="{x(value):.1f}" y="{floor + 18}" text-anchor="middle">{tick_text(value)}</text>')
     out.append(f'<path class="axis" d="M{LEFT},{floor}H{WIDTH - RIGHT}"/>')
     out.append(f'<text class="name" x="{WIDTH - RIGHT}" y="{HEIGHT - 8}" text-anchor="end">{escape(axes.x)}</text>')
     out.append(f'<text class="name" x="2" y="11">{escape(axes.y)}</text>')
     return "".join(out)
+
+
+def whole_ticks(axis: Scale, name: str) -> list[float]:
+    """An axis's ticks; there is no half of a round."""
+    return [value for value in axis.ticks() if name not in COUNTED or value == int(value)]
 
 
 def svg(content: str, alternative: str, *, height: int = HEIGHT, extra: str = "") -> Markup:

@@ -29,7 +29,7 @@ class Record:
     about: dict[str, Any] = field(default_factory=dict)
     result: dict[str, Any] | None = None
     supports: np.ndarray | None = None
-    """(rounds, m): the indices kept in each round"""
+    """(rounds, m): the indices kept in each round; shorter rows end in -1"""
     histograms: np.ndarray | None = None
     """(rounds, 20): how P(z != 0) is spread"""
     index: np.ndarray | None = None

@@ -38,11 +38,13 @@ def overlap(run: Record, budget: Budget) -> Markup:
 
 
 def ious(supports: np.ndarray) -> np.ndarray:
-    """Intersection over union of the rows, each a set of indices; two empty sets are the same."""
-    count, kept = supports.shape
-    members = csr_matrix((np.ones(count * kept), supports.reshape(-1), np.arange(count + 1) * kept))
+    """Intersection over union of the rows, each a set of indices that may end in -1; two empty sets are the same."""
+    there = supports >= 0
+    kept = there.sum(1)
+    members = csr_matrix((np.ones(kept.sum()), supports[there], np.concatenate(([0], np.cumsum(kept)))))
     both = (members @ members.T).toarray()
-    return both / (2 * kept - both) if kept else np.ones((count, count))
+    either = kept[:, None] + kept - both
+    return np.divide(both, either, out=np.ones_like(both), where=either > 0)
 
 
 def gate_histograms(run: Record, budget: Budget) -> Markup:
@@ -72,11 +74,12 @@ def recovery(run: Record, budget: Budget) -> Markup | None:
     if truth is None or run.supports is None:
         return None
     found = np.isin(run.supports, truth).sum(1)
-    kept = run.supports.shape[1]
+    kept = (run.supports >= 0).sum(1)
     columns = {"found": found, "missed": len(truth) - found, "false": kept - found}
     rounds = list(range(1, len(found) + 1))
     lines = [Line(name, rounds, values.tolist()) for name, values in columns.items()]
-    says = f"Of {len(truth)} true weights {found[-1]} found, {len(truth) - found[-1]} missed; {kept - found[-1]} of {kept} kept are false."
+    right, wrong = found[-1], kept[-1] - found[-1]
+    says = f"Of {len(truth)} true weights {right} found, {len(truth) - right} missed; {wrong} of {kept[-1]} kept are false."
     drawn = figure(
         "The truth per round",
         says,
@@ -90,7 +93,9 @@ def recovery(run: Record, budget: Budget) -> Markup | None:
 def what_was_kept(run: Record, budget: Budget) -> Markup | None:
     """Layers, the strongest weights, and pictures where features are pixels."""
     layout = run.about.get("layout")
-    index = run.index if run.index is not None else (run.supports[-1] if run.supports is not None and len(run.supports) else None)
+    index = run.index
+    if index is None and run.supports is not None:
+        index = run.supports[-1][run.supports[-1] >= 0]
     if layout is None or index is None:
         return None
     value = run.value if run.value is not None else np.ones(len(index))
