@@ -55,6 +55,13 @@ def test_the_inner_layers_need_little_from_outside(part):
         assert outside <= OUTSIDE[part], path
 
 
+def test_the_report_reads_the_store_and_nothing_else():
+    for path in modules("report"):
+        inside = {name for name in imported(path) if name.startswith("fedsieve.") and not name.startswith("fedsieve.report")}
+        assert inside <= {"fedsieve.experiments", "fedsieve.show", "fedsieve.options"}, path
+        assert "torch" not in set(imported(path))
+
+
 def test_the_store_needs_no_torch():
     assert not {"torch", "fedsieve.core"} & set(imported(SOURCE / "experiments" / "store.py"))
 

@@ -11,6 +11,7 @@ from rich.table import Table
 from fedsieve.data.idx import EMNIST, MNIST
 from fedsieve.data.rcv1 import PAIRS
 from fedsieve.data.sources import DataError, Known, default_folder, fetch, find, verified
+from fedsieve.data.spread import label_counts
 
 CATALOGUE: dict[str, tuple[Known, ...]] = {
     "digits": (),
@@ -167,21 +168,6 @@ def show(
         print(drawn.note)
     print(f"picture in {place}")
     return 0
-
-
-def label_counts(y, counts):  # noqa: ANN001, ANN201
-    """How many rows of each label each client holds, (clients, labels); None for regression."""
-    import numpy as np
-
-    owner = np.repeat(np.arange(len(counts)), counts)
-    if y.ndim == 2:
-        return np.stack([np.bincount(owner, weights=column, minlength=len(counts)) for column in y.T], axis=1)
-    if len(np.unique(y)) > 200:
-        return None
-    labels = y.astype(np.int64)
-    table = np.zeros((len(counts), int(labels.max()) + 1))
-    np.add.at(table, (owner, labels), 1)
-    return table
 
 
 def picture(task: str, rows, counts, place: Path) -> None:  # noqa: ANN001

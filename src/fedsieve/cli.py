@@ -21,6 +21,10 @@ COMMANDS = {
     "train": "Train one model with one method; writes a run folder.",
     "compare": "Train several methods on the same data and seeds; one table.",
 }
+PAGES = {
+    "report": "Write one HTML page about one or several runs.",
+    "watch": "Serve a run's page on this machine while it trains.",
+}
 DATA = "What data there is, how it falls on clients, where to get it."
 SECTIONS = ("data", "federation", "gates", "algorithm")
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -70,6 +74,8 @@ def build(words: list[str]) -> App:
     asked = next((word for word in words if not word.startswith("-")), None)
     for name, text in COMMANDS.items():
         app.command(_command(name, words) if name == asked else _later, name=name, help=text)
+    for name, text in PAGES.items():
+        app.command(_page(name) if name == asked else _later, name=name, help=text)
     if asked not in COMMANDS:  # beside a command called data, a settings file's section [data] would be dropped
         app.command(data_app() if asked == "data" else App(name="data", help=DATA))
     if asked in COMMANDS and (path := peek(words, "--config")) is not None:
@@ -83,6 +89,12 @@ def data_app() -> App:
     from fedsieve import browse
 
     return browse.data_app()
+
+
+def _page(name: str) -> Callable[..., int]:
+    from fedsieve.report import command
+
+    return command.report if name == "report" else command.watch
 
 
 def _later() -> None:

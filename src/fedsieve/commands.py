@@ -2,6 +2,7 @@
 
 import json as json_text
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,15 +17,19 @@ from fedsieve.algorithms import METHODS, algorithm_class
 from fedsieve.algorithms.method import Method
 from fedsieve.core.selection import kept_count
 from fedsieve.experiments import store
+from fedsieve.experiments.describe import describe
 from fedsieve.experiments.execute import execute, summary
 from fedsieve.experiments.models import packed
 from fedsieve.experiments.problem import Problem
 from fedsieve.experiments.run import Counting, Engine, Federation, Gating, Judge, Precision, Run
 from fedsieve.experiments.tasks import TASKS, Task, settings_of
 from fedsieve.options import Whole, section, typed
+from fedsieve.report.page import leave
 from fedsieve.show import Rounds, amount, number, size
 
 DEFAULT_METHOD = "sieve"
+TRACE_EVERY = 5.0
+"""Seconds between two writings of the trace of a run under way, for those who watch it."""
 SAMPLED = {Counting.ENCODED: "", Counting.SAMPLED: " (estimated from one reply an exchange)"}
 FEDERATION = section(Federation, "FederationOptions")
 TaskName = Literal[tuple(TASKS)]
@@ -124,6 +129,7 @@ def train_command(named_task: str | None, named: str | None, named_model: str | 
         problem.check()
         folder = store.claim(out or Path("runs") / run.id, chosen=out is not None)
         result = train_run(run, problem, folder, quiet=quiet)
+        result["report"] = leave(folder)
         if json:
             print(json_text.dumps(result))
         elif not quiet:
@@ -137,6 +143,7 @@ def train_command(named_task: str | None, named: str | None, named_model: str | 
 def train_run(run: Run, problem: Problem, folder: Path, *, quiet: bool) -> dict[str, Any]:
     """Execute a run and leave everything in its folder, also when it breaks off."""
     store.replace(folder / store.CONFIG, store.toml(run.config).encode())
+    store.replace(folder / store.ABOUT, json_text.dumps(describe(run, problem)).encode())
     if getattr(run.algorithm, "starts_closed", bool)() and not quiet:
         print(
             f"note: algorithm.initial-logit-density {run.algorithm.initial_logit_density:g} starts every test-time gate at 0; "
@@ -144,6 +151,12 @@ def train_run(run: Run, problem: Problem, folder: Path, *, quiet: bool) -> dict[
             file=sys.stderr,
         )
     rows, supports, histograms = [], [], []
+    traced = time.monotonic()
+
+    def write_trace() -> None:
+        trace = {"gate_histogram": np.stack(histograms), "gate_edges": np.linspace(0, 1, 21)} if histograms else {}
+        store.write_trace(folder, supports=store.padded(supports), **trace)
+
     try:
         with (folder / store.METRICS).open("w") as file, Rounds(run.rounds, run.method, quiet=quiet) as bar:
             for step in execute(run, problem):
@@ -152,10 +165,12 @@ def train_run(run: Run, problem: Problem, folder: Path, *, quiet: bool) -> dict[
                 histograms += [] if step.histogram is None else [step.histogram]
                 store.append(file, step.row)
                 bar.advance(run.metric, step.row)
+                if time.monotonic() - traced > TRACE_EVERY:
+                    write_trace()
+                    traced = time.monotonic()
     finally:
         if rows:
-            trace = {"gate_histogram": np.stack(histograms), "gate_edges": np.linspace(0, 1, 21)} if histograms else {}
-            store.write_trace(folder, supports=np.stack(supports), **trace)
+            write_trace()
     store.replace(folder / store.MODEL, packed(step.theta, run.objective.layout))
     result = {**summary(run, problem, rows, step.theta), "run": str(folder)}
     store.replace(folder / store.RESULT, json_text.dumps(result, indent=1).encode())
@@ -187,6 +202,8 @@ def show_result(run: Run, result: dict[str, Any], folder: Path) -> None:
     if result["note"]:
         table.add_row("data", result["note"])
     table.add_row("run folder", str(folder))
+    if result["report"]:
+        table.add_row("report", result["report"])
     Console(highlight=False).print(table)
 
 
@@ -293,6 +310,7 @@ def compare_command(named_task: str | None, named_model: str | None) -> Callable
         result = comparison.compare(histories, runs[0][0].metric, numbers)
         result = {"run": str(folder), "task": task, **result}
         store.replace(folder / store.RESULT, json_text.dumps(result, indent=1).encode())
+        result["report"] = leave(folder)
         if json:
             print(json_text.dumps(result))
         elif not quiet:

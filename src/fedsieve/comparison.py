@@ -130,3 +130,5 @@ def show(result: dict[str, Any]) -> None:
             )
         console.print(table)
     console.print(f"runs in {result['run']}")
+    if result["report"]:
+        console.print(f"report in {result['report']}")

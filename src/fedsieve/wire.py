@@ -16,6 +16,8 @@ from fedsieve.core.packets import SCALED, Coding, Packet, Values
 MAGIC = b"fS"
 VERSION = 1
 FIELDS = ("theta", "gates", "log_alpha", "weights", "gradient", "gate_gradient", "update")
+GATE_FIELDS = frozenset({"gates", "log_alpha", "gate_gradient"})
+"""Fields about gates; the others are about weights."""
 SCALARS = ("rest_gate", "multiplier", "kept_gate")
 SEED, DENSE, SUBSET, CHANGES = range(4)
 BITMAP = 255

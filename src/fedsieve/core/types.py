@@ -53,11 +53,20 @@ class Reply(NamedTuple):
 
 
 class Bytes(NamedTuple):
-    """One direction's traffic, three ways (decision E6): the paper's formula, values and positions alone, all that crossed."""
+    """One direction's traffic, three ways (decision E6): the paper's formula, values and positions alone, all that crossed.
+
+    The last five are the parts of what crossed and add up to it.
+    """
 
     formula: int = 0
     payload: int = 0
     wire: int = 0
+    header: int = 0
+    """with the checksum"""
+    positions: int = 0
+    scalars: int = 0
+    weights: int = 0
+    gates: int = 0
 
     def plus(self, other: "Bytes") -> "Bytes":
         """Both together."""

@@ -56,3 +56,16 @@ def spread_rows(x: Matrix, y: np.ndarray, labels: np.ndarray | None, spread: Spr
     parts = split(x[theirs], None if labels is None else labels[theirs], spread, rng)
     placed = theirs[np.concatenate(parts)]
     return x[placed], y[placed], np.array([len(part) for part in parts]), x[mine], y[mine]
+
+
+def label_counts(y: np.ndarray, counts: np.ndarray) -> np.ndarray | None:
+    """How many rows of each label each client holds, (clients, labels); None for regression."""
+    owner = np.repeat(np.arange(len(counts)), counts)
+    if y.ndim == 2:
+        return np.stack([np.bincount(owner, weights=column, minlength=len(counts)) for column in y.T], axis=1)
+    if len(np.unique(y)) > 200:
+        return None
+    labels = y.astype(np.int64)
+    table = np.zeros((len(counts), int(labels.max()) + 1))
+    np.add.at(table, (owner, labels), 1)
+    return table

@@ -11,8 +11,11 @@ from fedsieve.train import first_broadcast
 
 
 def weigh(encoded: wire.Encoded) -> Bytes:
-    """A message's three sizes."""
-    return Bytes(encoded.formula, encoded.payload, encoded.length)
+    """A message's three sizes, and the sizes of its parts."""
+    gates = sum(len(values) for name, values in encoded.fields.items() if name in wire.GATE_FIELDS)
+    weights = sum(map(len, encoded.fields.values())) - gates
+    header = encoded.length - encoded.payload
+    return Bytes(encoded.formula, encoded.payload, encoded.length, header, len(encoded.positions), len(encoded.scalars), weights, gates)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,11 +14,12 @@ from fedsieve.core.optimizers import StepRule
 from fedsieve.core.streams import key
 from fedsieve.core.types import Bytes
 from fedsieve.data import own
+from fedsieve.experiments.describe import bytes_dense
 from fedsieve.experiments.models import load_start
 from fedsieve.experiments.problem import Problem
 from fedsieve.experiments.run import Run
 from fedsieve.objectives.linear import Linear
-from fedsieve.train import Round, cohort_size, start, train
+from fedsieve.train import Round, start, train
 
 COLUMNS = ("r2", "mse", "accuracy", "ce", "bce", "micro_f1", "tdr", "tdr_rows", "recall")
 DIVERGED = 1e6
@@ -77,8 +78,11 @@ def execute(run: Run, problem: Problem | None = None) -> Iterator[Progress]:
 
 def traffic(up: Bytes, down: Bytes) -> dict[str, int]:
     """Bytes by the names users know."""
-    names = {"wire": "", "payload": "_payload", "formula": "_formula"}
-    return {f"bytes_{way}{names[part]}": getattr(b, part) for way, b in (("up", up), ("down", down)) for part in names}
+    return {
+        f"bytes_{way}" + (f"_{part}" if part != "wire" else ""): size
+        for way, sizes in (("up", up), ("down", down))
+        for part, size in sizes._asdict().items()
+    }
 
 
 def refuse_divergence(run: Run, done: Round, theta: Tensor) -> None:
@@ -139,10 +143,5 @@ def summary(run: Run, problem: Problem, rows: list[dict[str, Any]], theta: Tenso
         "seconds": last["seconds"],
         "best_possible": None if problem.truth is None else problem.measure(problem.truth.reshape(-1))[run.metric],
         "note": problem.drawn.note,
-        "bytes_dense": 2
-        * 4
-        * theta.numel()
-        * cohort_size(len(problem.counts), 1.0 if run.federation.central else run.federation.participation)
-        * len(rows)
-        * run.algorithm.exchanges,
+        "bytes_dense": len(rows) * bytes_dense(run, problem),
     }

@@ -1,14 +1,15 @@
-"""A run on disk: config.toml, metrics.jsonl, model.safetensors, trace.npz, result.json. No torch here."""
+"""A run on disk: config.toml, run.json, metrics.jsonl, model.safetensors, trace.npz, result.json, report.html. No torch here."""
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 
 CONFIG, METRICS, MODEL, TRACE, RESULT = "config.toml", "metrics.jsonl", "model.safetensors", "trace.npz", "result.json"
+ABOUT, REPORT = "run.json", "report.html"
 
 
 class FolderError(ValueError):
@@ -56,6 +57,14 @@ def write_trace(folder: Path, **arrays: np.ndarray) -> None:
     with temporary.open("wb") as file:
         np.savez_compressed(file, **arrays)
     temporary.replace(folder / TRACE)
+
+
+def padded(supports: Sequence[np.ndarray]) -> np.ndarray:
+    """Index sets as one matrix; where groups of unequal size make some smaller, their rows end in -1."""
+    table = np.full((len(supports), max(map(len, supports))), -1, dtype=np.int32)
+    for row, support in zip(table, supports, strict=True):
+        row[: len(support)] = support
+    return table
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

@@ -1,0 +1,1 @@
+"""Reports: one self-contained HTML page from what runs left on disk. No torch here."""

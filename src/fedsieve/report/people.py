@@ -1,0 +1,68 @@
+"""Who took part: rows, labels, participation, rejected replies of each client."""
+
+from collections import Counter
+
+import numpy as np
+
+from fedsieve.report import picture
+from fedsieve.report.charts import Axes, column_chart, image_chart
+from fedsieve.report.markup import Budget, Markup, Table, figure, figures, section, tag
+from fedsieve.report.record import Record
+
+
+def clients(run: Record, budget: Budget) -> Markup:
+    """A panel of all clients, largest first."""
+    known = run.about.get("clients", {})
+    picked = Counter(client for row in run.rows for client in row.get("cohort", ()))
+    replied = Counter(client for row in run.rows for client in row.get("replied", ()))
+    rejected = [(client, why) for row in run.rows for client, why in row.get("rejected", ())]
+    count = known.get("count") or run.config.get("federation", {}).get("clients", 0)
+    says = f"{len(picked)} of {count} clients were asked at least once; {len(rejected)} replies were rejected."
+    reasons = Counter(why for _, why in rejected)
+    refused = tag("p", "Rejected: " + "; ".join(f"{why} ({n} times)" for why, n in reasons.most_common(5)) + ".") if reasons else ""
+    if "rows" not in known:
+        return section("Clients", tag("p", says), refused, level=3)
+    rows = np.array(known["rows"])
+    order = np.argsort(-rows, kind="stable")
+    labels = None if known.get("labels") is None else np.array(known["labels"])
+    bad = Counter(client for client, _ in rejected)
+    columns = ["client", "rows", "rounds asked", "rounds replied", "replies rejected"] + (["labels held"] if labels is not None else [])
+    table = Table(
+        "Clients",
+        columns,
+        [
+            (int(i), int(rows[i]), picked[i], replied[i], bad[i], *([int((labels[i] > 0).sum())] if labels is not None else []))
+            for i in order.tolist()
+        ],
+    )
+    reach = (0, len(rows))
+    drawn = [
+        figure(
+            "Rows of each client",
+            f"{rows.sum()} rows; {rows.min()} to {rows.max()} a client, median {np.median(rows):g}.",
+            column_chart(rows[order].tolist(), reach, Axes("client, largest first", "rows")),
+            table,
+            budget,
+        ),
+        figure(
+            "Rounds each client was asked",
+            says,
+            column_chart([picked[i] for i in order.tolist()], reach, Axes("client, largest first", "rounds"), 2),
+            Table("Rounds each client was asked", ["client", "rounds asked"], [(i, picked[i]) for i in order.tolist()]),
+            budget,
+        ),
+    ]
+    if labels is not None and labels.size:
+        drawn.append(label_shares(labels[order], order, budget))
+    return section("Clients", refused, figures(*drawn), level=3)
+
+
+def label_shares(labels: np.ndarray, order: np.ndarray, budget: Budget) -> Markup:
+    """The share of each label in a client's rows."""
+    share = labels / labels.sum(1, keepdims=True).clip(1)
+    what = "share of each label in the rows of each client"
+    axes = ("client, largest first", 0, len(share)), ("label", 0, labels.shape[1])
+    rows = [(int(client), *map(int, counts)) for client, counts in zip(order, labels, strict=True)]
+    numbers = Table("Rows of each label", ["client", *(f"label {i}" for i in range(labels.shape[1]))], rows)
+    says = "Dark is none, bright yellow is all of a client's rows."
+    return figure("Labels of each client", says, image_chart(picture.heat(share.T[::-1]), *axes, what), numbers, budget)

@@ -1,0 +1,63 @@
+"""Matrices as pictures: palette PNGs small enough to stand inside the page."""
+
+import struct
+import zlib
+from base64 import b64encode
+
+import numpy as np
+
+CIVIDIS = np.array(
+    [
+        (0, 34, 78),
+        (18, 53, 112),
+        (59, 73, 108),
+        (87, 93, 109),
+        (112, 113, 115),
+        (138, 134, 120),
+        (165, 156, 116),
+        (195, 179, 105),
+        (225, 204, 85),
+        (254, 232, 56),
+    ]
+)
+"""A map from dark blue to yellow that reads the same with every kind of colour vision."""
+POSITIVE, NEGATIVE = (0, 114, 178), (213, 94, 0)
+LEVELS = 64
+
+
+def png(pixels: np.ndarray, palette: np.ndarray) -> str:
+    """A picture of palette numbers (height, width) as a data URI; the palette is (n, 4): red, green, blue, opacity."""
+    height, width = pixels.shape
+    lines = np.zeros((height, width + 1), dtype=np.uint8)
+    lines[:, 1:] = pixels
+    palette = palette.astype(np.uint8)
+    parts = (
+        _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)),
+        _chunk(b"PLTE", palette[:, :3].tobytes()),
+        _chunk(b"tRNS", palette[:, 3].tobytes()),
+        _chunk(b"IDAT", zlib.compress(lines.tobytes(), 9)),
+        _chunk(b"IEND", b""),
+    )
+    return "data:image/png;base64," + b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(parts)).decode()
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def heat(matrix: np.ndarray) -> str:
+    """Numbers in [0, 1] from dark blue to yellow."""
+    level = np.clip(np.nan_to_num(matrix) * (LEVELS - 1) + 0.5, 0, LEVELS - 1).astype(np.uint8)
+    places = np.linspace(0, len(CIVIDIS) - 1, LEVELS)
+    colours = np.stack([np.interp(places, range(len(CIVIDIS)), CIVIDIS[:, i]) for i in range(3)], axis=1)
+    return png(level, np.column_stack([colours, np.full(LEVELS, 255)]))
+
+
+def signed(matrix: np.ndarray) -> str:
+    """Positive numbers blue, negative ones vermilion, stronger where larger; what is exactly 0 is left clear."""
+    largest = np.abs(matrix).max() or 1.0
+    strength = np.ceil(np.abs(matrix) / largest * LEVELS).astype(int).clip(0, LEVELS)
+    level = np.where(matrix > 0, strength, np.where(matrix < 0, LEVELS + strength, 0))
+    opacity = np.linspace(90, 255, LEVELS)
+    sides = [np.column_stack([np.tile(colour, (LEVELS, 1)), opacity]) for colour in (POSITIVE, NEGATIVE)]
+    return png(level.astype(np.uint8), np.concatenate([np.zeros((1, 4)), *sides]))

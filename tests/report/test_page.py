@@ -1,0 +1,287 @@
+"""The page of a run: whole, self-contained, true to the store, and readable where the store is not whole."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from fedsieve.cli import main
+from fedsieve.experiments import store
+from fedsieve.report import page, picture
+from fedsieve.report.overview import pareto
+from fedsieve.report.record import find_runs, read_run
+from fedsieve.report.supports import ious
+
+EVERY_RUN = ["In short", "Quality", "Bytes", "Supports and gates", "What was kept", "Clients", "How to get it again"]
+KINDS = {
+    "lr": [*EVERY_RUN, "Density and constraint", "Support recovery"],
+    "mc": [*EVERY_RUN, "Density and constraint", "Support recovery"],
+    "digits": [*EVERY_RUN, "Density and constraint"],
+    "dense": [*EVERY_RUN, "Density", "Support recovery"],
+    "groups": [*EVERY_RUN, "Density and constraint"],
+    "comparison": ["Quality against bytes: lr", "Comparison", "Runs", "Run by run", *EVERY_RUN],
+}
+
+
+def tree(text):
+    """The page as XML: every element closed, every attribute quoted. The script is not XML, and is none of it."""
+    return ElementTree.fromstring(re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL).replace("<!DOCTYPE html>", ""))
+
+
+def words(element):
+    return "".join(element.itertext())
+
+
+def tables(root):
+    """Rows of every table by its caption, with exact numbers where the shown ones are shortened."""
+    found = {}
+    for table in root.iter("table"):
+        rows = [[cell.get("data-v", words(cell)) for cell in row] for row in table.find("tbody")]
+        found.setdefault(words(table.find("caption")), ([words(head) for head in table.find("thead/tr")], rows))
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_page_is_well_formed_and_has_every_section_of_its_kind(runs, kind):
+    root = tree((runs / kind / "report.html").read_text())
+    headings = {words(heading) for level in ("h2", "h3") for heading in root.iter(level)}
+    assert set(KINDS[kind]) <= headings
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_page_loads_nothing(runs, kind):
+    text = (runs / kind / "report.html").read_text()
+    for element in tree(text).iter():
+        for name in ("src", "href", "srcset", "action", "data", "poster"):
+            assert element.get(name, "#").startswith(("#", "data:image/png;base64,")), element.attrib
+    assert "@import" not in text and "url(" not in text
+    (policy,) = (meta.get("content") for meta in tree(text).iter("meta") if meta.get("http-equiv"))
+    assert policy.startswith("default-src 'none'") and "connect-src" not in policy
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_drawing_has_words_and_numbers(runs, kind):
+    root = tree((runs / kind / "report.html").read_text())
+    drawings = [element for element in root.iter("svg") if element.get("aria-hidden") != "true"]
+    assert drawings and all(element.get("role") == "img" and element.get("aria-label") for element in drawings)
+    assert all(element.get("alt") for element in root.iter("img"))
+    for figure in root.iter("figure"):
+        assert words(figure.find("figcaption")).strip()
+        assert figure.find("details//table") is not None
+
+
+def test_the_tables_are_the_data(runs):
+    rows = store.read_metrics(runs / "lr")
+    found = tables(tree((runs / "lr" / "report.html").read_text()))
+    columns, body = found["R2 per round"]
+    assert columns == ["round", "sparse model", "before the final cut"]
+    assert [[int(a), float(b)] for a, b, _ in body] == [[row["round"], row["r2"]] for row in rows]
+    columns, body = found["Bytes per round"]
+    whole, parts = [int(line[1]) for line in body], [sum(map(int, line[3:8])) for line in body]
+    assert whole == parts == [row["bytes_up"] for row in rows]
+    assert [float(line[1]) for line in found["violation per round"][1]] == [row["violation"] for row in rows]
+
+
+def test_the_parts_of_a_message_add_up_in_every_method(runs):
+    for folder in find_runs(runs):
+        for row in store.read_metrics(folder):
+            for way in ("up", "down"):
+                parts = {part: row[f"bytes_{way}_{part}"] for part in ("header", "positions", "scalars", "weights", "gates")}
+                assert sum(parts.values()) == row[f"bytes_{way}"]
+                assert sum(parts.values()) - parts["header"] == row[f"bytes_{way}_payload"]
+    assert store.read_metrics(runs / "mc")[-1]["bytes_up_gates"] > 0
+    assert store.read_metrics(runs / "dense")[-1]["bytes_up_positions"] == 0
+
+
+def test_what_was_found_of_the_truth_is_what_the_metrics_say(runs):
+    _, body = tables(tree((runs / "lr" / "report.html").read_text()))["Found, missed and false"]
+    rows = store.read_metrics(runs / "lr")
+    assert [int(found) / (int(found) + int(false)) for _, found, _, false in body] == pytest.approx([row["tdr"] for row in rows])
+    assert [int(found) / (int(found) + int(missed)) for _, found, missed, _ in body] == pytest.approx([row["recall"] for row in rows])
+
+
+def test_the_clients_are_those_of_the_run(runs):
+    about = json.loads((runs / "digits" / "run.json").read_text())
+    rows = store.read_metrics(runs / "digits")
+    columns, body = tables(tree((runs / "digits" / "report.html").read_text()))["Clients"]
+    assert columns == ["client", "rows", "rounds asked", "rounds replied", "replies rejected", "labels held"]
+    by_client = {int(line[0]): line for line in body}
+    assert [int(by_client[i][1]) for i in range(20)] == about["clients"]["rows"] == np.sum(about["clients"]["labels"], axis=1).tolist()
+    assert sum(int(line[2]) for line in body) == sum(len(row["cohort"]) for row in rows)
+
+
+def test_the_masks_show_the_weights_kept(runs):
+    root = tree((runs / "digits" / "report.html").read_text())
+    shown = [image.get("alt") for image in root.iter("img")]
+    kept = load_file(runs / "digits" / "model.safetensors")["index"] // 64
+    assert shown == [f"class {i}: {(kept == i).sum()} of 64 pixels kept" for i in range(10)]
+
+
+def test_a_comparison_shows_its_result_and_every_run(runs):
+    found = tables(tree((runs / "comparison" / "report.html").read_text()))
+    result = json.loads((runs / "comparison" / "result.json").read_text())
+    columns, body = found["R2 after all rounds (seeds 1, 2)"]
+    assert [line[0] for line in body] == list(result["methods"])
+    assert [float(line[columns.index("R2")]) for line in body] == [m["equal_rounds"]["mean"] for m in result["methods"].values()]
+    (caption,) = (name for name in found if name.startswith("6 runs"))
+    assert len(found[caption][1]) == 6
+
+
+def test_the_settings_of_the_page_reproduce_the_run(runs):
+    root = tree((runs / "lr" / "report.html").read_text())
+    command, settings = (words(pre) for pre in root.iter("pre"))
+    assert command == f"fedsieve train --config {runs / 'lr' / 'config.toml'} --out {runs / 'lr-again'}"
+    assert settings == (runs / "lr" / "config.toml").read_text()
+    assert {"python", "torch", "fedsieve", "platform", "threads"} <= {words(dt) for dt in root.iter("dt")}
+
+
+def test_fifty_runs_stay_below_six_megabytes_and_lose_no_row_of_the_overview(runs, tmp_path):
+    for i in range(50):
+        place = tmp_path / "many" / f"run{i}"
+        shutil.copytree(runs / ("lr", "mc", "digits")[i % 3], place)
+        lines = (place / "metrics.jsonl").read_text().splitlines()
+        rows = [json.loads(lines[t % len(lines)]) | {"round": t + 1} for t in range(100)]
+        (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        trace = np.load(place / "trace.npz")
+        store.write_trace(place, **{name: np.repeat(trace[name], 25, axis=0) for name in ("supports", "gate_histogram")})
+    assert main(["report", str(tmp_path / "many")]) == 0
+    place = tmp_path / "many" / "report.html"
+    assert place.stat().st_size < 6e6
+    captions = [words(caption) for caption in tree(place.read_text()).iter("caption")]
+    assert "50 runs" in captions
+
+
+def test_a_half_written_run_has_a_page(runs, tmp_path):
+    place = tmp_path / "half"
+    shutil.copytree(runs / "lr", place)
+    for name in ("result.json", "model.safetensors", "trace.npz", "report.html"):
+        (place / name).unlink()
+    lines = (place / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (place / "metrics.jsonl").write_text("".join(lines[:2]) + lines[2][:50])
+    assert len(read_run(place).rows) == 2
+    text = page.report([place])
+    assert "2 of 4" in text and "under way" in text
+
+
+def test_a_run_of_an_earlier_version_has_a_page(runs, tmp_path):
+    place = tmp_path / "old"
+    shutil.copytree(runs / "lr", place)
+    (place / "run.json").unlink()
+    rows = store.read_metrics(place)
+    new = ("header", "positions", "scalars", "weights", "gates")
+    kept = [{key: value for key, value in row.items() if not key.endswith(new)} for row in rows]
+    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+    assert "Bytes sent" in page.report([place])
+
+
+def test_text_from_the_store_is_never_markup(runs, tmp_path):
+    place = tmp_path / "<img src=x>"
+    shutil.copytree(runs / "lr", place)
+    rows = store.read_metrics(place)
+    rows[-1]["rejected"] = [[0, "<script>alert(1)</script>"]]
+    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = page.report([place])
+    assert "<script>alert" not in text and "&lt;script&gt;alert" in text and "<img src=x" not in text
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda place: shutil.rmtree(place), "does not exist"),
+        (lambda place: (place / "config.toml").unlink(), "holds no run"),
+        (lambda place: (place / "config.toml").write_text("= ="), "cannot be read"),
+        (lambda place: (place / "metrics.jsonl").write_text("nonsense\n{}\n"), "damaged in line 1"),
+        (lambda place: (place / "metrics.jsonl").write_text('{"round": 1}\n{}\n'), "damaged in line 1"),
+        (lambda place: (place / "metrics.jsonl").write_bytes(b"\xff\xfe\n"), "cannot be read"),
+        (lambda place: (place / "metrics.jsonl").write_text(""), "no finished round"),
+        (lambda place: (place / "trace.npz").write_bytes(b"PK nonsense"), "damaged"),
+        (lambda place: (place / "model.safetensors").write_bytes(b"nonsense"), "damaged"),
+        (lambda place: (place / "result.json").write_text("[]"), "damaged"),
+        (lambda place: (place / "result.json").write_text('{"metric": "r2"}'), "not what a run leaves"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line_and_exit_code_two(runs, tmp_path, capsys, damage, says):
+    place = tmp_path / "run"
+    shutil.copytree(runs / "lr", place)
+    damage(place)
+    assert main(["report", str(place), "--out", str(tmp_path / "page.html")]) == 2
+    said = capsys.readouterr().err
+    assert says in said and said.count("\n") == 1 and "Traceback" not in said
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_page_that_cannot_be_written_is_one_line(runs, tmp_path, capsys):
+    assert main(["report", str(runs / "lr"), "--out", str(tmp_path / "nowhere" / "page.html")]) == 2
+    assert main(["report", str(runs / "lr"), "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_without_a_folder_the_newest_run_is_reported(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report"]) == 2
+    assert "no run in runs/" in capsys.readouterr().err
+    shutil.copytree(runs / "lr", tmp_path / "runs" / "one")
+    assert main(["report", "--out", "page.html"]) == 0
+    assert capsys.readouterr().out == "report in page.html\n"
+
+
+def test_the_page_opens_in_the_browser_the_system_names(runs, tmp_path, monkeypatch, capsys):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+    assert main(["report", str(runs / "lr"), str(runs / "mc"), "--out", str(tmp_path / "both.html"), "--open"]) == 0
+    assert opened == [(tmp_path / "both.html").as_uri()]
+
+
+def test_a_failing_report_does_not_lose_the_run(tmp_path, monkeypatch, capsys, few_test_rows):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fedsieve.report.page.report", lambda *_: 1 / 0)
+    assert main(["train", "--data.rows", "300", "--data.features", "40", "--rounds", "2", "--out", "run", "--density", "0.1"]) == 0
+    said = capsys.readouterr()
+    assert "the run is kept" in said.err and "run folder" in said.out
+    assert (tmp_path / "run" / "result.json").exists() and not (tmp_path / "run" / "report.html").exists()
+
+
+@pytest.mark.parametrize("words", [["report", "--help"], ["watch", "--help"], ["report", "RUN"]])
+def test_pages_need_no_torch(runs, words):
+    words = [str(runs / "lr") if word == "RUN" else word for word in words]
+    code = f"import sys; from fedsieve.cli import main; sys.exit(main({words}) or ('torch' in sys.modules) * 9)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_overlap_is_intersection_over_union():
+    rng = np.random.default_rng(0)
+    supports = np.stack([np.sort(rng.choice(30, 8, replace=False)) for _ in range(5)])
+    brute = [[len(set(a) & set(b)) / len(set(a) | set(b)) for b in supports.tolist()] for a in supports.tolist()]
+    assert np.allclose(ious(supports), brute)
+
+
+def test_supports_of_unequal_length_are_kept_and_compared():
+    supports = store.padded([np.array([1, 5, 7]), np.array([5]), np.array([5, 7])])
+    assert supports.tolist() == [[1, 5, 7], [5, -1, -1], [5, 7, -1]]
+    assert np.allclose(ious(supports), [[1, 1 / 3, 2 / 3], [1 / 3, 1, 1 / 2], [2 / 3, 1 / 2, 1]])
+
+
+def test_the_front_holds_those_nobody_beats():
+    points = {"a": (10, 0.5), "b": (20, 0.4), "c": (30, 0.9), "d": (30, 0.8), "e": (5, 0.1)}
+    beaten = {n for n, (x, y) in points.items() for x2, y2 in points.values() if x2 <= x and y2 >= y and (x2, y2) != (x, y)}
+    assert pareto(points) == sorted(set(points) - beaten, key=lambda n: points[n])
+
+
+def test_a_picture_is_a_png_another_library_reads(tmp_path):
+    from base64 import b64decode
+
+    from matplotlib import image
+
+    matrix = np.array([[0.0, 1.0, -1.0], [0.5, 0.0, 0.0]])
+    (tmp_path / "p.png").write_bytes(b64decode(picture.signed(matrix).split(",")[1]))
+    read = image.imread(tmp_path / "p.png")
+    assert read.shape == (2, 3, 4)
+    assert ((read[..., 3] > 0) == (matrix != 0)).all()
+    assert np.allclose(read[0, 1, :3] * 255, picture.POSITIVE) and np.allclose(read[0, 2, :3] * 255, picture.NEGATIVE)
