@@ -59,7 +59,7 @@ def test_a_torn_last_line_is_computed_again(tmp_path, counted):
     whole = compute(plan, tmp_path / "s", quiet=True)
     path = tmp_path / "s" / results.ROWS
     path.write_bytes(path.read_bytes()[:-20])
-    assert len(results.read(tmp_path / "s")) == 3
+    assert len(results.stored(tmp_path / "s")) == 3
     assert stripped(compute(plan, tmp_path / "s", quiet=True)) == stripped(whole)
     assert len(counted) == 5
     assert all(json.loads(line) for line in path.read_text().splitlines())

@@ -7,17 +7,37 @@ from pathlib import Path
 from typing import Any
 
 from fedsieve.comparison import paired, spread
-from fedsieve.experiments.store import FolderError
+from fedsieve.experiments.store import FolderError, replace
 
-ROWS = "rows.jsonl"
+ROWS, PLAN = "rows.jsonl", "study.json"
 DONE, DIVERGED, FAILED = "done", "diverged", "failed"
 """A run that diverged would do so again and is not repeated; one that failed for another reason is tried again."""
 
 Row = dict[str, Any]
 
 
+def plan(folder: Path, name: str, about: str, scale: str, wanted: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    """Say which rows the study in this folder is made of now: rows of an earlier plan or of another scale stay, unread."""
+    runs = [[key, named(label)] for key, label in wanted]
+    replace(folder / PLAN, json.dumps({"name": name, "about": about, "scale": scale, "runs": runs}).encode())
+
+
+def read_plan(folder: Path) -> dict[str, Any]:
+    """Name, scale and runs of the study in a folder."""
+    try:
+        return json.loads((folder / PLAN).read_text())
+    except OSError:
+        raise FolderError(f"{folder} holds no study; `fedsieve reproduce` fills one") from None
+
+
 def read(folder: Path) -> list[Row]:
-    """The rows of a study, the last one of each run and label; a torn last line is not a row."""
+    """The rows of the study that is planned here, in the order of its cells."""
+    there = {(row["key"], named(row["label"])): row for row in stored(folder)}
+    return [there[key, label] for key, label in read_plan(folder)["runs"] if (key, label) in there]
+
+
+def stored(folder: Path) -> list[Row]:
+    """All rows of a folder, the last one of each run and label; a torn last line is not a row."""
     path = folder / ROWS
     if not path.exists():
         return []

@@ -46,6 +46,8 @@ class Study:
     name: str
     about: str
     cells: Sequence[Cell]
+    scale: str = ""
+    """how large it is, for those who read its numbers"""
 
 
 class Job(NamedTuple):
@@ -72,14 +74,14 @@ def data_key(run: Run) -> str:
 
 
 def jobs_of(study: Study) -> list[Job]:
-    """Every run of a study, those on the same rows next to each other."""
+    """Every run of a study, cell by cell."""
     jobs = []
     for cell in study.cells:
         for seed in cell.seeds:
             run = cell.run(seed)
             settings = {field.name: getattr(run, field.name) for field in fields(run)}
             jobs.append(Job(settings, key_of(run), data_key(run), dict(cell.label), cell.trace))
-    return sorted(jobs, key=lambda job: (job.settings["seed"], job.data))
+    return jobs
 
 
 def compute(study: Study, folder: Path, *, jobs: int = 1, quiet: bool = False) -> list[Row]:
@@ -88,7 +90,8 @@ def compute(study: Study, folder: Path, *, jobs: int = 1, quiet: bool = False) -
         raise ValueError(f"--jobs is a number of processes and must be at least 1; got {jobs}")
     asked = jobs_of(study)
     writer = results.Writer(folder)
-    here = {(row["key"], results.named(row["label"])): row for row in results.read(folder)}
+    results.plan(folder, study.name, study.about, study.scale, [(job.key, job.label) for job in asked])
+    here = {(row["key"], results.named(row["label"])): row for row in results.stored(folder)}
     known = {row["key"]: row for row in (*neighbours(folder), *here.values()) if row["state"] != results.FAILED}
     missing: dict[str, list[Job]] = {}
     for job in asked:
@@ -100,12 +103,13 @@ def compute(study: Study, folder: Path, *, jobs: int = 1, quiet: bool = False) -
         else:
             missing.setdefault(job.key, []).append(job)
     with Counted(sum(map(len, missing.values())), study.name, quiet=quiet) as bar:
-        for row in _computed([twins[0]._replace(trace=any(twin.trace for twin in twins)) for twins in missing.values()], jobs):
+        once = [twins[0]._replace(trace=any(twin.trace for twin in twins)) for twins in missing.values()]
+        once.sort(key=lambda job: (job.settings["seed"], job.data))  # runs on the same rows next to each other
+        for row in _computed(once, jobs):
             for twin in missing[row["key"]]:
                 writer.append({**row, "study": study.name, "label": twin.label})
                 bar.advance(" ".join(map(str, twin.label.values())) + f" seed {row['seed']}: {said(row)}")
-    wanted = {(job.key, results.named(job.label)) for job in asked}
-    return [row for row in results.read(folder) if (row["key"], results.named(row["label"])) in wanted]
+    return results.read(folder)
 
 
 def _serves(row: Row, job: Job) -> bool:
@@ -116,7 +120,7 @@ def neighbours(folder: Path) -> Iterator[Row]:
     """Rows of the studies beside this one: a run that two studies share is computed once."""
     for path in sorted(folder.parent.glob(f"*/{results.ROWS}")):
         if path.parent != folder:
-            yield from results.read(path.parent)
+            yield from results.stored(path.parent)
 
 
 def said(row: Row) -> str:

@@ -1,0 +1,1 @@
+"""Tables, figures, the page: read the store only."""
