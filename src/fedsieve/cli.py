@@ -20,6 +20,7 @@ Begin with `fedsieve train`, which needs no option at all, then `fedsieve train 
 COMMANDS = {
     "train": "Train one model with one method; writes a run folder.",
     "compare": "Train several methods on the same data and seeds; one table.",
+    "reproduce": "Compute a table or figure of the paper and hold it against the paper's numbers and claims.",
 }
 DATA = "What data there is, how it falls on clients, where to get it."
 SECTIONS = ("data", "federation", "gates", "algorithm")
@@ -90,6 +91,10 @@ def _later() -> None:
 
 
 def _command(name: str, words: list[str]) -> Callable[..., int]:
+    if name == "reproduce":
+        from fedsieve.reproduce import reproduce
+
+        return reproduce
     from fedsieve import commands
 
     config = peek(words, "--config")

@@ -24,7 +24,7 @@ from fedsieve.show import Counted
 
 POINTS = 100
 """Rounds kept of a curve at most."""
-CURVES = ("full", "tdr", "expected_density", "test_density", "multiplier")
+CURVES = ("full", "tdr", "tdr_rows", "expected_density", "test_density", "multiplier")
 """Stored per round beside the metric and the bytes."""
 
 
