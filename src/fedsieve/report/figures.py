@@ -49,13 +49,19 @@ def beside_the_paper(table: Table, place: Path) -> None:
             names = [f"{TASKS[e['task']]}  {called(e)} ({e['target']:g})" + _where(e, table) for e in entries]
             for y, entry in enumerate(entries):
                 found = entry["measured"]
-                axes.errorbar(found["mean"], y, xerr=found["sd"] or 0, fmt="o", ms=4, color=look(entry)["color"], capsize=2, zorder=3)
+                axes.errorbar(
+                    found["mean"], y, xerr=found["sd"] or 0, fmt=_mark(entry), ms=4, color=look(entry)["color"], capsize=2, zorder=3
+                )
                 if entry.get("paper") is not None:
                     axes.plot(entry["paper"], y, "o", ms=7, mfc="none", color="#333333", zorder=2)
             axes.set(xlabel=title, xlim=(-0.12, 1.04))
         panels[0].set_yticks(range(len(names)), names, fontsize=6.5)
         panels[0].set_ylim(len(names) - 0.4, -0.6)
-        made.suptitle("points: measured, mean ± 1 sd over seeds; rings: the paper", fontsize=8.5)
+        made.suptitle("points: measured, mean ± 1 sd over seeds (squares: as published); rings: the paper", fontsize=8.5)
+
+
+def _mark(entry: dict[str, Any]) -> str:
+    return "s" if entry["setting"] == "as published" else "o"
 
 
 def _where(entry: dict[str, Any], table: Table) -> str:
@@ -132,7 +138,7 @@ def test_time_gates(rows: Rows, folder: Path) -> list[Path]:
 
 def learning_rates(rows: Rows, folder: Path) -> list[Path]:
     """R2 over rates; a cross at the bottom where a run failed."""
-    sweeps = {"weights": "rate of the weights (step, or factor of Polyak's)", "gates": "rate of the gates"}
+    sweeps = {"weights": "rate of the weights\n(step, or factor of Polyak's)", "gates": "rate of the gates"}
     rules = list(dict.fromkeys(row["label"]["setting"] for row in rows))
     with figure(folder / "learning-rates", 7.2, 3.0) as made:
         panels = panels_of(made, 2)
@@ -145,12 +151,12 @@ def learning_rates(rows: Rows, folder: Path) -> list[Path]:
                 means = [max(found["mean"], -0.05) for _, found in good]
                 sds = [found["sd"] or 0 for _, found in good]
                 axes.errorbar([rate for rate, _ in good], means, yerr=sds, fmt="o-", ms=3.5, capsize=2, color=colour, label=f"{rule} step")
-                axes.plot(bad, [-0.03 - 0.03 * rules.index(rule)] * len(bad), "x", color=colour, clip_on=False)
+                axes.plot(bad, [-0.03 - 0.03 * rules.index(rule)] * len(bad), "x", color=colour)
             axes.set(xscale="log", xlabel=title, ylim=(-0.12, 1.03))
         panels[0].set_ylabel("test R², LR")
         found = {text: handle for handle, text in zip(*panels[0].get_legend_handles_labels(), strict=True)}
         seeds = count(rows)
-        title = f"points: mean of {seeds} seeds, bars: ± 1 sd; crosses: a run diverged; values below -.05 are drawn at -.05"
+        title = f"points: mean ± 1 sd, seeds: {seeds}, none below -.05; crosses: a run diverged"
         made.legend(list(found.values()), list(found), loc="outside lower center", ncols=3, title=title, title_fontsize=8.0)
     return [folder / "learning-rates.png"]
 
@@ -189,7 +195,7 @@ def real_data(rows: Rows, folder: Path) -> list[Path]:
             part = results.done(results.where(rows, task=task, target=target))
             lines(axes, part)
             stand_in = " (stand-in)" if "stand-in" in part[0]["label"] else ""
-            axes.set(title=f"{TASKS.get(task, task)}{stand_in}, {target:.1%} kept", xlabel="round", ylabel=METRICS[part[0]["metric"]])
+            axes.set(title=f"{TASKS.get(task, task)}{stand_in}, {100 * target:g} % kept", xlabel="round", ylabel=METRICS[part[0]["metric"]])
         for axes in panels[len(cells) :]:
             axes.remove()
         legend(made, panels[: len(cells)], count(rows), 3)
@@ -246,7 +252,7 @@ def communication(rows: Rows, folder: Path) -> list[Path]:
 def starts(rows: Rows, folder: Path) -> list[Path]:
     """R2 over rho_init for each scaling rate and prune start."""
     methods = list(dict.fromkeys(row["label"]["method"] for row in rows))
-    with figure(folder / "starts", 7.2, 3.2) as made:
+    with figure(folder / "starts", 7.2, 3.9) as made:
         for axes, method in zip(panels_of(made, len(methods)), methods, strict=True):
             part = results.where(rows, method=method)
             settings = list(dict.fromkeys((row["label"]["r"], row["label"]["prune start"]) for row in part))
@@ -263,7 +269,8 @@ def starts(rows: Rows, folder: Path) -> list[Path]:
                 }
                 axes.errorbar([s for s, _ in found], values, yerr=[f["sd"] or 0 for _, f in found], **style)
             axes.set(title=NAMES[method], xlabel=r"$\rho_{init}$, from sparse to dense starts", ylabel="test R², LR", ylim=(-0.08, 1.03))
-            axes.legend(loc="lower right", title=f"mean ± 1 sd, {count(part)} seeds", title_fontsize=8.0)
+            title = f"points: mean ± 1 sd, seeds: {count(part)}"
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), title=title, title_fontsize=8.0)
     return [folder / "starts.png"]
 
 
@@ -292,12 +299,15 @@ def _constraint(rows: Rows, title: str, place: Path) -> None:
                 band(above, group, "test_density", color=colour, linestyle="--")
                 band(below, group, "multiplier", color=colour)
             above.axhline(target, color="#7A7A7A", linewidth=0.9, label="target")
-            above.set(title=f"target {target:g}", yscale="log", ylim=(min(target, 0.05) / 5, 1.3))
-            below.set(xlabel="round", yscale="symlog")
+            above.set_yscale("symlog", linthresh=target / 10)
+            above.set(title=f"target {target:g}", ylim=(-target / 40, 1.3))
             below.set_yscale("symlog", linthresh=1e-4)
-        panels[0].set_ylabel("density (solid: expected,\ndashed: open test-time gates)")
-        panels[len(targets)].set_ylabel("multiplier\n(sieve: shift of log-alpha)")
-        made.suptitle(title, fontsize=9.5)
+            below.set_xlabel("round")
+        panels[0].set_ylabel("fraction of gates")
+        panels[len(targets)].set_ylabel("multiplier")
+        made.suptitle(
+            f"{title}\nsolid: expected density, dashed: open test-time gates; multiplier of sieve: its shift of log-alpha", fontsize=8.5
+        )
         legend(made, panels, count(rows), 3)
 
 
