@@ -3,13 +3,20 @@
 from collections.abc import Callable
 
 from fedsieve.algorithms import algorithm_class
+from fedsieve.algorithms.flops_pa import GateNoise
 from fedsieve.core.constraint import Dual, Form
+from fedsieve.core.selection import Schedule
 from fedsieve.experiments import paper
 from fedsieve.experiments.catalogue import PAPER, STUDIES
 from fedsieve.experiments.run import Counting, Run
 from fedsieve.experiments.scale import Scale, ScaleName
 from fedsieve.experiments.study import Cell, Study
 
+FALLING = {"dual": Dual.EXACT, "schedule": Schedule.CUBIC, "start_density": 0.98, "schedule_end": 0.8}
+"""The exact dual on a target that falls while gates learn, fast enough to part: at once on its target it closes all gates alike."""
+FALLING_FLOPS = FALLING | {"schedule_start": 0.2, "gate_rate": 0.1}
+FALLING_PA = FALLING | {"gate_rate": 1.0, "step_gates": GateNoise.SAMPLED}
+"""Its messages follow the target: they are denser while it falls."""
 DENSITIES = (0.5, 0.2, 0.05, 0.01, 0.005)
 STARTS = {"dense": 0.95, "sparse": 0.2}
 """rho_init of gates that begin almost all open, and nearly closed."""
@@ -30,7 +37,9 @@ def constraint(scale: Scale) -> Study:
                 cells.append(_cell(scale, task, "flops", "the paper's dual", target, start, gates | inert))
                 cells.append(_cell(scale, task, "flops", "ascent in counts", target, start, gates))
                 cells.append(_cell(scale, task, "flops", "exact dual", target, start, gates | {"dual": Dual.EXACT}))
+                cells.append(_cell(scale, task, "flops", "exact dual, falling target", target, start, gates | FALLING_FLOPS))
                 cells.append(_cell(scale, task, "flops-pa", "exact dual", target, start, gates | {"dual": Dual.EXACT}))
+                cells.append(_cell(scale, task, "flops-pa", "exact dual, falling target", target, start, gates | FALLING_PA))
     return paper.study("constraint", scale, cells)
 
 
