@@ -143,7 +143,7 @@ def phases(studies: Studies) -> list[Check]:
             )
         else:
             case = {"method": label["method"], "setting of FedIter-HT": label["setting"], "what": "changes to the end"}
-            checks.append(Check(case, end < 0.9, said))
+            checks.append(Check(case, end < 0.99, said))
     return checks
 
 

@@ -72,8 +72,9 @@ def shown(column: str, value: Any) -> str:
     if isinstance(value, Mapping):
         if value["mean"] is None:
             return "none finished"
-        tell = size if column.startswith("bytes") else _decimals
-        return tell(value["mean"]) + (f" ± {tell(value['sd'])}" if value["sd"] is not None else "")
+        if column.startswith("bytes"):
+            return size(value["mean"])
+        return _decimals(value["mean"]) + (f" ± {_decimals(value['sd'])}" if value["sd"] is not None else "")
     if isinstance(value, float):
         return f"{value:+.3f}" if column == "difference" else f"{value:g}"
     return str(value)
@@ -128,10 +129,10 @@ def measured(group: list[Row]) -> dict[str, Any]:
     done = results.done(group)
     metric = next((row["metric"] for row in done), None)
     entry: dict[str, Any] = {"metric": metric, "value": results.mean_sd(group, "value")}
-    by_rows = ("tdr_rows",) if group[0]["label"]["task"] == "mc" else ()
-    for name in ("tdr", *by_rows, "expected_density", "test_density"):
+    for name in ("tdr", "tdr_rows", "expected_density", "test_density"):
         found = results.mean_sd(group, name)
-        entry[name.replace("_", " ")] = found if found["mean"] is not None else None
+        told = found["mean"] is not None and (name != "tdr_rows" or group[0]["label"]["task"] == "mc")
+        entry[name.replace("_", " ")] = found if told else None
     if "variant" in group[0]["label"]:
         entry["within"] = f"{sum(within(row) for row in done)}/{len(group)}"
     for part, title in (("", "bytes"), ("_payload", "bytes payload"), ("_formula", "bytes formula")):
