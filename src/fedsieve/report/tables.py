@@ -109,10 +109,12 @@ def notes_of(rows: Iterable[Row], scale: str) -> list[str]:
     seeds = results.seeds_of(rows)
     notes = [f"mean ± sd over seeds {', '.join(map(str, seeds))}" + ("" if scale != "smoke" else "; scale smoke: no number means anything")]
     notes += sorted({row["note"] for row in rows if row["note"]})
-    lost = results.failures(rows)
-    for group in grouped(lost):
-        label = ", ".join(map(str, group[0]["label"].values()))
-        notes.append(f"**{group[0]['state']}**: {label}, seeds {', '.join(map(str, results.seeds_of(group)))}: {group[0]['reason']}")
+    lost: dict[tuple[str, str], list[Row]] = {}
+    for row in results.failures(rows):
+        lost.setdefault((row["state"], row["reason"]), []).append(row)
+    for (state, reason), group in lost.items():
+        cells = dict.fromkeys(" ".join(map(str, row["label"].values())) for row in group)
+        notes.append(f"**{state}**, seeds {', '.join(map(str, results.seeds_of(group)))}: {', '.join(cells)}: {reason}")
     return notes
 
 
