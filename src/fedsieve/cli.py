@@ -20,6 +20,7 @@ Begin with `fedsieve train`, which needs no option at all, then `fedsieve train 
 COMMANDS = {
     "train": "Train one model with one method; writes a run folder.",
     "compare": "Train several methods on the same data and seeds; one table.",
+    "reproduce": "Compute a table or figure of the paper and hold it against the paper's numbers and claims.",
 }
 PAGES = {
     "report": "Write one HTML page about one or several runs.",
@@ -102,6 +103,10 @@ def _later() -> None:
 
 
 def _command(name: str, words: list[str]) -> Callable[..., int]:
+    if name == "reproduce":
+        from fedsieve.reproduce import reproduce
+
+        return reproduce
     from fedsieve import commands
 
     config = peek(words, "--config")

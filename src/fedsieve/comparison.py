@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
@@ -11,8 +11,10 @@ from rich.table import Table
 from scipy.special import stdtrit
 
 from fedsieve.algorithms import METHODS
-from fedsieve.experiments.run import Run
 from fedsieve.show import number, size
+
+if TYPE_CHECKING:
+    from fedsieve.experiments.run import Run
 
 Row = dict[str, Any]
 
@@ -34,7 +36,7 @@ def parse(methods: str, seeds: str) -> tuple[list[str], list[int]]:
     return names, numbers
 
 
-def identity(runs: Sequence[Sequence[Run]]) -> str:
+def identity(runs: "Sequence[Sequence[Run]]") -> str:
     """A folder name that follows from the settings."""
     text = json.dumps([run.config for row in runs for run in row], sort_keys=True)
     return f"compare-{runs[0][0].task}-{blake2b(text.encode(), digest_size=4).hexdigest()}"

@@ -64,3 +64,40 @@ class Rounds:
             self.bar.update(self.task, advance=1, said=said)
         elif self.done == self.rounds or self.done % max(self.rounds // 10, 1) == 0:
             self.console.print(f"{self.title}: round {self.done} of {self.rounds}, {said}")
+
+
+class Counted:
+    """Progress over the runs of a study on standard error, with the time left: a bar on a terminal, plain lines elsewhere."""
+
+    def __init__(self, total: int, title: str, *, quiet: bool) -> None:
+        self.total, self.title, self.finished = total, title, 0
+        self.console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
+        self.bar: Progress | None = None
+        if self.console.is_terminal and not quiet and total:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[said]}"),
+            )
+            self.bar = Progress(*columns, console=self.console, transient=True)
+            self.task = self.bar.add_task(title, total=total, said="")
+
+    def __enter__(self) -> Self:
+        if self.bar:
+            self.bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.bar:
+            self.bar.stop()
+        sys.stderr.flush()
+
+    def advance(self, said: str) -> None:
+        """One run more."""
+        self.finished += 1
+        if self.bar:
+            self.bar.update(self.task, advance=1, said=said)
+        elif self.finished == self.total or self.finished % max(self.total // 20, 1) == 0:
+            self.console.print(f"{self.title}: {self.finished} of {self.total} runs, {said}", markup=False)

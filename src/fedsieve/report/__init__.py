@@ -1,1 +1,1 @@
-"""Reports: one self-contained HTML page from what runs left on disk. No torch here."""
+"""Tables, figures, the page: read the store only. No torch here."""

@@ -1,0 +1,64 @@
+"""Studies of our own as data, beside the paper's; and the way from a name to a study."""
+
+from collections.abc import Callable
+
+from fedsieve.algorithms import algorithm_class
+from fedsieve.algorithms.flops_pa import GateNoise
+from fedsieve.core.constraint import Dual, Form
+from fedsieve.core.selection import Schedule
+from fedsieve.experiments import paper
+from fedsieve.experiments.catalogue import PAPER, STUDIES
+from fedsieve.experiments.run import Counting, Run
+from fedsieve.experiments.scale import Scale, ScaleName
+from fedsieve.experiments.study import Cell, Study
+
+FALLING = {"dual": Dual.EXACT, "schedule": Schedule.CUBIC, "start_density": 0.98, "schedule_end": 0.8}
+"""The exact dual on a target that falls while gates learn, fast enough to part: at once on its target it closes all gates alike."""
+FALLING_FLOPS = FALLING | {"schedule_start": 0.2, "gate_rate": 0.1}
+FALLING_PA = FALLING | {"gate_rate": 1.0, "step_gates": GateNoise.SAMPLED}
+"""Its messages follow the target: they are denser while it falls."""
+DENSITIES = (0.5, 0.2, 0.05, 0.01, 0.005)
+STARTS = {"dense": 0.95, "sparse": 0.2}
+"""rho_init of gates that begin almost all open, and nearly closed."""
+
+
+def constraint(scale: Scale) -> Study:
+    """Whether density reaches its target by the constraint alone, from a dense and from a sparse start."""
+    cells = []
+    for task in (*paper.GENERATED, *(("mnist", "rcv1") if scale.name is ScaleName.PAPER else ())):
+        for target in DENSITIES:
+            if target * scale.features < 1:
+                continue
+            cells.append(_cell(scale, task, "sieve", "exact dual, its own schedule", target, "its own", {}))
+            for start, logit in STARTS.items():
+                gates = {"initial_logit_density": logit, "scaling_rate": 0.0}
+                exchanges = paper.settings(scale, task, "flops").get("steps", algorithm_class("flops").steps)
+                inert = {"constraint": Form.PAPER, "dual_rate": exchanges / scale.features}
+                cells.append(_cell(scale, task, "flops", "the paper's dual", target, start, gates | inert))
+                cells.append(_cell(scale, task, "flops", "ascent in counts", target, start, gates))
+                cells.append(_cell(scale, task, "flops", "exact dual", target, start, gates | {"dual": Dual.EXACT}))
+                cells.append(_cell(scale, task, "flops", "exact dual, falling target", target, start, gates | FALLING_FLOPS))
+                cells.append(_cell(scale, task, "flops-pa", "exact dual", target, start, gates | {"dual": Dual.EXACT}))
+                cells.append(_cell(scale, task, "flops-pa", "exact dual, falling target", target, start, gates | FALLING_PA))
+    return paper.study("constraint", scale, cells)
+
+
+def _cell(scale: Scale, task: str, method: str, variant: str, target: float, start: str, options: dict) -> Cell:
+    label = {"task": task, "method": method, "variant": variant, "target": target, "start": start}
+    if task in paper.GENERATED:
+        share = paper.epochs(scale) if method == "flops" else paper.averaging(scale)
+        run: Callable[[int], Run] = paper.generated(scale, task, method, target=target, **options, **share)
+    else:
+        algorithm = algorithm_class(method)(**paper.settings(scale, task, method, **options))
+
+        def run(seed: int) -> Run:
+            return Run(task=task, method=method, density=target, seed=seed, bytes=Counting.SAMPLED, algorithm=algorithm)
+
+    return Cell(label=label, run=run, seeds=scale.sweep_seeds[:2])
+
+
+BUILDERS: dict[str, Callable[[Scale], Study]] = {
+    **{name: getattr(paper, name.replace("-", "_")) for name in PAPER},
+    "constraint": constraint,
+}
+assert BUILDERS.keys() == STUDIES.keys()

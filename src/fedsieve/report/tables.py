@@ -1,0 +1,196 @@
+"""Tables of a study from its stored rows: markdown, CSV and the terminal; the paper's number beside each measured one."""
+
+import csv
+import io
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from rich.table import Table as RichTable
+
+from fedsieve.experiments import results
+from fedsieve.experiments.results import Row
+from fedsieve.report import published
+from fedsieve.report.published import Published
+from fedsieve.show import size
+
+MEASURES = {"quality": {"lr": "r2"}, "loss": {"lr": "mse"}, "tdr": {"mc": "tdr_rows"}}
+USUAL = {"quality": "accuracy", "loss": "ce", "tdr": "tdr"}
+TOLERANCE = 0.05
+"""How close a density must come to its target, as a fraction of it."""
+
+
+class Table(NamedTuple):
+    """A table: what it is called, what to know about it, and its entries by column."""
+
+    title: str
+    notes: list[str]
+    columns: list[str]
+    entries: list[dict[str, Any]]
+    """plain numbers, for CSV"""
+
+    def cells(self) -> list[list[str]]:
+        """As people read them."""
+        return [[shown(column, entry.get(column)) for column in self.columns] for entry in self.entries]
+
+    def markdown(self) -> str:
+        """With the notes below."""
+        lines = [f"# {self.title}", "", "| " + " | ".join(self.columns) + " |", "|" + "---|" * len(self.columns)]
+        lines += ["| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in self.cells()]
+        return "\n".join([*lines, "", *(f"- {note}" for note in self.notes)]) + "\n"
+
+    def csv(self) -> str:
+        """Plain numbers; a mean and its sd in two columns."""
+        names = [name for column in self.columns for name in ((column, f"{column} sd") if column in self._spread() else (column,))]
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(names)
+        for entry in self.entries:
+            row = []
+            for column in self.columns:
+                value = entry.get(column)
+                row += [value["mean"], value["sd"]] if isinstance(value, Mapping) else [value] + [None] * (column in self._spread())
+            writer.writerow(["" if value is None else value for value in row])
+        return out.getvalue()
+
+    def _spread(self) -> set[str]:
+        return {column for column in self.columns for entry in self.entries if isinstance(entry.get(column), Mapping)}
+
+    def rich(self) -> RichTable:
+        """For a terminal."""
+        table = RichTable(title=self.title, title_justify="left", caption="\n".join(self.notes), caption_justify="left")
+        for column in self.columns:
+            table.add_column(column, overflow="fold")
+        for row in self.cells():
+            table.add_row(*row)
+        return table
+
+
+def shown(column: str, value: Any) -> str:
+    """A value as people read it."""
+    if value is None:
+        return ""
+    if isinstance(value, Mapping):
+        if value["mean"] is None:
+            return "none finished"
+        if column.startswith("bytes"):
+            return size(value["mean"])
+        return _decimals(value["mean"]) + (f" ± {_decimals(value['sd'])}" if value["sd"] is not None else "")
+    if isinstance(value, float):
+        return f"{value:+.3f}" if column == "difference" else f"{value:g}"
+    return str(value)
+
+
+def _decimals(value: float) -> str:
+    return f"{value:.3f}" if abs(value) < 100 else f"{value:.0f}"
+
+
+def measure_of(task: str, measure: str) -> str:
+    """The stored name of quality, loss or TDR on a task; for many classes the paper counts feature rows (decision F2)."""
+    return MEASURES[measure].get(task, USUAL[measure])
+
+
+def study_table(name: str, about: str, scale: str, rows: list[Row]) -> Table:
+    """The table of any study."""
+    notes = notes_of(rows, scale)
+    if name in ("table-1", "table-2"):
+        return against_the_paper(name, about, rows, notes)
+    labels = list(dict.fromkeys(key for row in rows for key in row["label"]))
+    groups = grouped(rows)
+    entries = [{**dict(group[0]["label"]), **measured(group)} for group in groups]
+    if name == "constraint":
+        notes.append(f"within: share of runs whose expected and test-time density both end within {TOLERANCE:.0%} of the target")
+    columns = list(dict.fromkeys(key for entry in entries for key in entry if key not in labels))
+    return Table(about, notes, [*labels, *(c for c in columns if any(entry.get(c) not in (None, "") for entry in entries))], entries)
+
+
+def notes_of(rows: Iterable[Row], scale: str) -> list[str]:
+    """Seeds, size, stand-ins, and every run that did not come to an end."""
+    rows = list(rows)
+    seeds = results.seeds_of(rows)
+    notes = [f"mean ± sd over seeds {', '.join(map(str, seeds))}" + ("" if scale != "smoke" else "; scale smoke: no number means anything")]
+    notes += sorted({row["note"] for row in rows if row["note"]})
+    lost: dict[tuple[str, str], list[Row]] = {}
+    for row in results.failures(rows):
+        lost.setdefault((row["state"], row["reason"]), []).append(row)
+    for (state, reason), group in lost.items():
+        cells = dict.fromkeys(" ".join(map(str, row["label"].values())) for row in group)
+        notes.append(f"**{state}**, seeds {', '.join(map(str, results.seeds_of(group)))}: {', '.join(cells)}: {reason}")
+    return notes
+
+
+def grouped(rows: Iterable[Row]) -> list[list[Row]]:
+    """Rows of each cell, in the order of cells."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(results.named(row["label"]), []).append(row)
+    return list(found.values())
+
+
+def measured(group: list[Row]) -> dict[str, Any]:
+    """What any cell is measured by; columns that are empty everywhere are left out later."""
+    done = results.done(group)
+    metric = next((row["metric"] for row in done), None)
+    entry: dict[str, Any] = {"metric": metric, "value": results.mean_sd(group, "value")}
+    for name in ("tdr", "tdr_rows", "expected_density", "test_density"):
+        found = results.mean_sd(group, name)
+        told = found["mean"] is not None and (name != "tdr_rows" or group[0]["label"]["task"] == "mc")
+        entry[name.replace("_", " ")] = found if told else None
+    if "variant" in group[0]["label"]:
+        entry["within"] = f"{sum(within(row) for row in done)}/{len(group)}"
+    for part, title in (("", "bytes"), ("_payload", "bytes payload"), ("_formula", "bytes formula")):
+        entry[title] = results.spread([row["bytes"]["up" + part] + row["bytes"]["down" + part] for row in done])
+    entry["finished"] = f"{len(done)}/{len(group)}"
+    return entry
+
+
+def within(row: Row) -> bool:
+    """Whether expected and test-time density of the last round are both near the target."""
+    found = (row["values"]["expected_density"], row["values"]["test_density"])
+    return all(abs(value - row["density"]) <= TOLERANCE * row["density"] for value in found)
+
+
+def against_the_paper(name: str, about: str, rows: list[Row], notes: list[str]) -> Table:
+    """Cell by cell: the paper's number, ours, the difference, and whether it is reached."""
+    entries = []
+    for cell in published.cells(name):
+        place = {"task": cell.task, "method": cell.method, "target": cell.target, "truth": cell.truth, "skew": cell.skew}
+        for setting in ("tuned",) if cell.method == "flops" else ("as published", "tuned"):
+            found = results.mean_sd(results.where(rows, **place, setting=setting), measure_of(cell.task, cell.measure))
+            entry = {
+                **place,
+                "setting": setting,
+                "measure": measure_of(cell.task, cell.measure),
+                "paper": cell.value,
+                "line": f"L{cell.line}",
+            }
+            entries.append(entry | {"measured": found, **judged(cell, found)})
+    for row in grouped(results.where(rows, method="sieve")):
+        for measure in ("quality", "loss", "tdr"):
+            named = measure_of(row[0]["label"]["task"], measure)
+            entries.append(
+                {**row[0]["label"], "measure": named, "measured": results.mean_sd(row, named), "verdict": "ours, not in the paper"}
+            )
+    columns = ["task", "truth", "skew", "method", "target", "setting", "measure", "paper", "line", "measured", "difference", "verdict"]
+    notes = [*notes, "FLoPS: reached = at or beyond the paper's number within one sd and the paper's rounding of .005; MISS = not"]
+    notes.append("FedIter-HT: better or worse than in the paper, or alike (within .05)")
+    misses = sum(entry["verdict"].startswith("MISS") for entry in entries)
+    judged_count = misses + sum(entry["verdict"] == "reached" for entry in entries)
+    return Table(about, [*notes, f"FLoPS: {judged_count - misses} of {judged_count} cells reached"], columns, entries)
+
+
+def judged(cell: Published, found: Mapping[str, float | None]) -> dict[str, Any]:
+    """The difference to the paper, and what it means."""
+    if found["mean"] is None:
+        return {"difference": None, "verdict": "MISS: no run finished" if cell.method == "flops" else "no run finished"}
+    difference = found["mean"] - cell.value
+    gain = -difference if cell.measure == "loss" else difference
+    if cell.method == "flops":
+        if cell.target > cell.truth and cell.measure == "tdr":
+            bound = f"entries at most {published.PRECISION_BOUND:.3f}" + (", rows about 0.40" if cell.task == "mc" else "")
+            return {"difference": difference, "verdict": f"not judged: {bound}"}
+        if cell.target > cell.truth and cell.measure == "loss":
+            return {"difference": difference, "verdict": "not judged: accuracy only"}
+        reached = gain + (found["sd"] or 0.0) + published.ROUNDING >= 0
+        return {"difference": difference, "verdict": "reached" if reached else "MISS"}
+    close = abs(gain) <= (0.05 if cell.measure != "loss" else 0.05 * max(cell.value, 1.0))
+    return {"difference": difference, "verdict": "alike" if close else "better" if gain > 0 else "worse"}
