@@ -14,6 +14,8 @@ from fedsieve.report.style import METRICS, NAMES, ORDER, TASKS, band, called, fi
 from fedsieve.report.tables import Table, grouped, measure_of
 
 Rows = list[Row]
+BEYOND = -0.12
+"""Where the axis of R2 begins; what lies below it is written there."""
 
 
 def draw(name: str, rows: Rows, folder: Path, table: Table) -> list[Path]:
@@ -52,9 +54,11 @@ def beside_the_paper(table: Table, place: Path) -> None:
                 axes.errorbar(
                     found["mean"], y, xerr=found["sd"] or 0, fmt=_mark(entry), ms=4, color=look(entry)["color"], capsize=2, zorder=3
                 )
+                if found["mean"] < BEYOND:
+                    axes.annotate(f"◂ {found['mean']:.1f} ± {found['sd'] or 0:.1f}", (BEYOND, y), fontsize=6.5, va="bottom")
                 if entry.get("paper") is not None:
                     axes.plot(entry["paper"], y, "o", ms=7, mfc="none", color="#333333", zorder=2)
-            axes.set(xlabel=title, xlim=(-0.12, 1.04))
+            axes.set(xlabel=title, xlim=(BEYOND, 1.04))
         panels[0].set_yticks(range(len(names)), names, fontsize=6.5)
         panels[0].set_ylim(len(names) - 0.4, -0.6)
         made.suptitle("points: measured, mean ± 1 sd over seeds (squares: as published); rings: the paper", fontsize=8.5)
