@@ -56,9 +56,6 @@ CELLS: tuple[Published, ...] = (
 PRECISION_BOUND = 50 / 950
 """The highest TDR of a model that keeps 950 of 1000 weights where 50 are true; the paper has .11 (L232) and, over rows, .38 (L234)."""
 
-BYTES_A_MESSAGE = {"fed-avg": 1.0, "flops-pa": 2.0, "fed-iter-ht": 1.0}
-"""Numbers of four bytes per kept weight and message (L303); for FedAvg per weight."""
-
 
 def cells(table: str) -> list[Published]:
     """The cells of one table."""

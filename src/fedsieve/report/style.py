@@ -97,3 +97,13 @@ def floor(axes: Axes, rows: Sequence[Row], name: str) -> None:
     lowest = min((value for row in results.done(rows) for value in results.curve(row, name) or () if value is not None), default=0.0)
     if lowest < -0.05:
         axes.set_ylim(bottom=-0.05)
+
+
+def count(rows: Sequence[Row]) -> int:
+    """Seeds that finished."""
+    return len(results.seeds_of(results.done(rows)))
+
+
+def panels_of(made: Figure, columns: int, rows: int = 1) -> list[Axes]:
+    """A grid of panels, row by row."""
+    return list(made.subplots(rows, columns, squeeze=False).flat)
