@@ -23,6 +23,7 @@ from fedsieve.experiments.models import packed
 from fedsieve.experiments.problem import Problem
 from fedsieve.experiments.run import Counting, Engine, Federation, Gating, Judge, Precision, Run
 from fedsieve.experiments.tasks import TASKS, Task, settings_of
+from fedsieve.experiments.tune import tuned
 from fedsieve.options import Whole, section, typed
 from fedsieve.report.page import leave
 from fedsieve.show import Rounds, amount, number, size
@@ -58,6 +59,7 @@ def train_command(named_task: str | None, named: str | None, named_model: str | 
         judge: Judge = Judge.TEST,
         model: str | None = None,
         start: Path | None = None,
+        tune: Whole | None = None,
         config: Path | None = None,
         out: Path | None = None,
         quiet: Annotated[bool, Parameter(negative="")] = False,
@@ -97,6 +99,9 @@ def train_command(named_task: str | None, named: str | None, named_model: str | 
             of task file: linear, softmax, multilabel or PACKAGE.MODULE:FACTORY (default: what the target suggests)
         start
             weights to start from: a model.safetensors of an earlier run, or a module's own tensors by name
+        tune
+            settings to try first on a tenth of each client's rows (step size, batch, schedule; never what is typed), the best is used;
+            trials stay in a folder tuning beside the run and are never repeated
         config
             a TOML file with any of these settings; flags win over it
         out
@@ -125,6 +130,11 @@ def train_command(named_task: str | None, named: str | None, named_model: str | 
             start=start,
             algorithm=cls(**typed(algorithm)),
         )
+        if tune is not None:
+            usual_options = typed(options())
+            fixed = frozenset(name for name, value in typed(algorithm).items() if value != usual_options[name])
+            trials = (Path("runs") if out is None else out.parent) / "tuning" / run.id
+            run = tuned(run, tune, trials, fixed=fixed, quiet=quiet)
         problem = Problem(run)
         problem.check()
         folder = store.claim(out or Path("runs") / run.id, chosen=out is not None)

@@ -64,10 +64,17 @@ def reproduce(
 
 def compute(name: str, folder: Path, scale: ScaleName, jobs: int, *, quiet: bool) -> int:
     """The rows of a study; how many runs failed, apart from those that diverged."""
-    from fedsieve.experiments.studies import BUILDERS
+    from fedsieve.experiments.studies import BUILDERS, TUNED
     from fedsieve.experiments.study import compute as compute_study
 
-    rows = compute_study(BUILDERS[name](SCALES[scale]), folder, jobs=jobs, quiet=quiet)
+    if name in TUNED:
+        trials, choose, build = TUNED[name]
+        chosen = choose(compute_study(trials(SCALES[scale]), folder / "tuning", jobs=jobs, quiet=quiet))
+        replace(folder / "tuning" / "chosen.json", json.dumps(chosen, indent=1).encode())
+        study = build(SCALES[scale], chosen)
+    else:
+        study = BUILDERS[name](SCALES[scale])
+    rows = compute_study(study, folder, jobs=jobs, quiet=quiet)
     return sum(row["state"] == results.FAILED for row in rows)
 
 

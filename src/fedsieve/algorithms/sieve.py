@@ -78,7 +78,7 @@ class Sieve(Method):
     rate: float = 2.0
     batch: int | Literal["all"] = 64
     weights: Weighting = Weighting.SQRT
-    server_rate: float = 2.0
+    server_rate: float = 3.0
     memory: float = 0.98
     gate_rate: float = 0.3
     """step of log_alpha along the saliency, in units of its root mean square"""
@@ -86,7 +86,7 @@ class Sieve(Method):
     """what clients send while searching: signs of many updates, or the largest weights"""
     reach: float = 4.0
     """updates a client sends while searching, over the weights the model keeps"""
-    search: float = 0.6
+    search: float = 0.8
     """part of the rounds in which the support is searched"""
     ending: Ending = Ending.EXACT
     """what holds the constraint after the search: the exact dual, or a frozen support"""

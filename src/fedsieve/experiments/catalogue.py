@@ -14,6 +14,7 @@ PAPER = {
     "starts": "claim (L140, L607): dense and sparse starts, scaling rate and prune start, FLoPS and FLoPS-PA",
 }
 OWN = {
+    "equal-bytes": "every method, tuned alike on other seeds, at the bytes sieve needs: who leads where, and by how much",
     "constraint": "density and multiplier per round without log-alpha scaling: does the L0 constraint hold by itself?",
 }
 STUDIES = PAPER | OWN

@@ -178,7 +178,7 @@ TASKS = {
         clients=1000,
         weights=Weighting.SQRT,
         tuned={**IMAGES, "schedule_end": 0.8},
-        sieve={**WHOLE, **FALLING, "schedule_end": 0.8, "search": 0.8},
+        sieve={**WHOLE, **FALLING, "schedule_end": 0.8},
     ),
     "mnist-cnn": Task(
         about="28 x 28 digits, LeNet",

@@ -1,0 +1,82 @@
+"""Tuning on rows clients hold out: a small space that is the same for every method, a budget, and what was chosen, stored."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsieve.algorithms.method import Method
+from fedsieve.core.selection import Schedule
+from fedsieve.experiments import results, store
+from fedsieve.experiments.results import Row
+from fedsieve.experiments.run import Judge, Run
+from fedsieve.experiments.study import Cell, Study, compute
+
+CHOSEN = "chosen.json"
+FACTORS = (1.0, 0.5, 2.0)
+BATCHES = (64, 32)
+FALLING = {"schedule": Schedule.CUBIC, "start_density": 0.3}
+SIZE = len(FACTORS) * len(BATCHES) * 2
+
+
+def configurations(method: Method, budget: int, fixed: frozenset[str] = frozenset()) -> list[dict[str, Any]]:
+    """Settings to try in the place of the method's own, which come first: step size, batch, schedule; never what is fixed."""
+    rate = "server_rate" if method.exchanges > 1 else "rate"
+    found: list[dict[str, Any]] = [{}]
+    for factor, batch, falling in product(FACTORS, (method.batch, *BATCHES), (False, True)):
+        options = {rate: factor * getattr(method, rate), "batch": batch}
+        options |= FALLING if falling else {"schedule": Schedule.CONSTANT}
+        changed = {name: value for name, value in options.items() if name not in fixed and value != getattr(method, name)}
+        if changed not in found:
+            found.append(changed)
+    return found[:budget]
+
+
+def trial(run: Run, options: Mapping[str, Any]) -> Run:
+    """The same run with other options, judged on a tenth of each client's rows, which it does not train on."""
+    return replace(run, judge=Judge.VALIDATION, algorithm=replace(run.algorithm, **options))
+
+
+def best(rows: Sequence[Row]) -> dict[str, Any]:
+    """Of the trials of one run, the options with the highest mean on held-out rows; one that diverged is no candidate."""
+    scores: dict[str, list[float]] = {}
+    for row in rows:
+        scores.setdefault(row["label"]["options"], []).append(row["values"]["value"] if row["state"] == results.DONE else -np.inf)
+    return json.loads(max(scores, key=lambda options: float(np.mean(scores[options]))))
+
+
+def restored(method: Method, options: Mapping[str, Any]) -> Method:
+    """A method with options that were stored as plain values."""
+    kinds = {field.name: type(getattr(method, field.name)) for field in fields(method)}
+    return replace(method, **{name: kinds[name](value) if isinstance(value, str) else value for name, value in options.items()})
+
+
+def cells(run: Run, budget: int, seeds: Sequence[int], label: Mapping[str, Any], fixed: frozenset[str] = frozenset()) -> list[Cell]:
+    """One cell a configuration."""
+    return [
+        Cell(
+            label={**label, "options": json.dumps(options)},
+            run=lambda seed, options=options: replace(trial(run, options), seed=seed),
+            seeds=seeds,
+        )
+        for options in configurations(run.algorithm, budget, fixed)
+    ]
+
+
+def tuned(run: Run, budget: int, folder: Path, *, fixed: frozenset[str] = frozenset(), quiet: bool = False) -> Run:
+    """The run with the best of `budget` configurations; trials are kept in the folder and never computed twice."""
+    if budget < 1:
+        raise ValueError(f"--tune is a number of configurations and must be at least 1; got {budget}")
+    if run.judge is Judge.VALIDATION:
+        raise ValueError("--tune looks at the held-out rows that --judge validation would measure on; use --judge test")
+    folder.mkdir(parents=True, exist_ok=True)
+    study = Study(name="tuning", about="settings on held-out rows", cells=cells(run, budget, [run.seed], {"run": run.id}, fixed))
+    rows = compute(study, folder, quiet=quiet)
+    chosen = best(rows)
+    tried = [{"options": json.loads(row["label"]["options"]), "value": row["values"].get("value")} for row in rows]
+    store.replace(folder / CHOSEN, json.dumps({"chosen": chosen, "tried": tried}, indent=1).encode())
+    return replace(run, algorithm=restored(run.algorithm, chosen))

@@ -1,0 +1,78 @@
+"""Tuning on held-out rows, and the equal-bytes study."""
+
+import json
+
+import pytest
+
+from fedsieve.algorithms import METHODS, algorithm_class
+from fedsieve.cli import main
+from fedsieve.core.selection import Schedule
+from fedsieve.experiments import tune
+from fedsieve.report import equal
+
+WORDS = ["--task", "lg", "--rounds", "3", "--federation.clients", "10", "--data.rows", "300", "--data.features", "40", "--density", "0.1"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_gets_as_many_configurations_and_its_own_comes_first(method):
+    found = tune.configurations(algorithm_class(method)(), tune.SIZE)
+    assert found[0] == {} and len(found) == tune.SIZE
+    assert len({json.dumps(options, sort_keys=True) for options in found}) == tune.SIZE
+
+
+def test_what_is_typed_is_never_searched():
+    found = tune.configurations(algorithm_class("sieve")(), tune.SIZE, frozenset({"rate", "schedule", "start_density"}))
+    assert all(options.keys() <= {"batch"} for options in found)
+
+
+def test_stored_options_come_back_as_they_were():
+    method = algorithm_class("fed-iter-ht")()
+    for options in tune.configurations(method, tune.SIZE):
+        assert tune.restored(method, json.loads(json.dumps(options))) == tune.restored(method, options)
+    assert tune.restored(method, {"schedule": "cubic"}).schedule is Schedule.CUBIC
+
+
+@pytest.mark.usefixtures("few_test_rows")
+def test_train_uses_the_best_of_its_trials_and_does_not_repeat_them(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["train", *WORDS, "--tune", "3", "--quiet", "--json", "--algorithm.steps", "3"]
+    assert main(words) == 0
+    (stored,) = (tmp_path / "runs" / "tuning").glob("*/chosen.json")
+    told = json.loads(stored.read_text())
+    scores = [entry["value"] for entry in told["tried"]]
+    assert len(scores) == 3 and told["tried"][scores.index(max(scores))]["options"] == told["chosen"]
+    before = (stored.parent / "rows.jsonl").read_bytes()
+    assert main(words) == 0
+    assert (stored.parent / "rows.jsonl").read_bytes() == before
+    capsys.readouterr()
+    assert main(["train", *WORDS, "--tune", "0"]) == 2
+    assert "--tune" in capsys.readouterr().err
+
+
+def row(method, seed, curve, spent):
+    label = {"task": "lr", "factor": "plain", "method": method}
+    curves = {"r2": curve, "bytes": spent}
+    bytes_ = {"up": spent[-1] / 2, "down": spent[-1] / 2}
+    shared = {"state": "done", "metric": "r2", "seconds": 1.0}
+    return {**shared, "label": label, "seed": seed, "curves": curves, "bytes": bytes_, "values": {"value": curve[-1]}}
+
+
+def test_methods_are_compared_at_the_bytes_of_sieve_and_the_verdict_counts_cells():
+    rows = [row("sieve", s, [0.1, 0.8], [50, 100]) for s in (0, 1)]
+    rows += [row("fed-iter-ht", s, [0.3, 0.9], [90, 180]) for s in (0, 1)]
+    found = {entry["method"]: entry for entry in equal.entries(rows)}
+    assert found["fed-iter-ht"]["at sieve's bytes"]["mean"] == pytest.approx(0.3)
+    assert found["fed-iter-ht"]["less sieve"] == pytest.approx(-0.5)
+    assert "in 1 of 1 cells" in equal.verdict(list(found.values()))
+    ahead = [row("gradual", s, [0.85], [80]) for s in (0, 1)]
+    assert "in 0 of 1 cells; at worst 0.0500 behind" in equal.verdict(equal.entries(rows + ahead))
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("few_test_rows")
+def test_the_equal_bytes_study_tunes_computes_and_reports(tmp_path):
+    assert main(["reproduce", "equal-bytes", "--scale", "smoke", "--out", str(tmp_path), "--quiet"]) == 0
+    assert {"table.md", "table.csv", "equal-bytes.png", "equal-bytes.pdf"} <= {path.name for path in tmp_path.iterdir()}
+    chosen = json.loads((tmp_path / "tuning" / "chosen.json").read_text())
+    assert {name.split()[1] for name in chosen} >= {"sieve", "flops-pa", "fed-iter-ht"}
+    assert "at equal bytes sieve is best" in (tmp_path / "table.md").read_text()
