@@ -9,7 +9,7 @@ import pytest
 from fedsieve.cli import main
 from fedsieve.experiments.catalogue import PAPER, STUDIES
 from fedsieve.experiments.scale import SCALES, ScaleName
-from fedsieve.experiments.studies import BUILDERS
+from fedsieve.experiments.studies import BUILDERS, TUNED
 from fedsieve.experiments.study import jobs_of
 from fedsieve.report import claims, published, tables
 
@@ -46,7 +46,12 @@ def test_every_published_cell_has_a_cell_in_its_study():
 @pytest.mark.parametrize("scale", ScaleName)
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_study_can_be_built_at_every_scale(name, scale):
-    jobs = jobs_of(BUILDERS[name](SCALES[scale]))
+    if name in TUNED:
+        trials, _, build = TUNED[name]
+        places = {f"{cell.label['task']} {cell.label['method']}": {} for cell in trials(SCALES[scale]).cells}
+        jobs = jobs_of(build(SCALES[scale], places))
+    else:
+        jobs = jobs_of(BUILDERS[name](SCALES[scale]))
     assert jobs
     assert all(job.settings["seed"] < 100 for job in jobs), "seeds from 100 were used for tuning"
 

@@ -54,14 +54,15 @@ def at_bytes(rows: list[Row], metric: str, limit: float) -> float | None:
 
 
 def paired(values: Sequence[float | None], base: Sequence[float | None]) -> dict[str, float | None]:
-    """Mean difference over seeds both have, with the half-width of its 95 % t interval (None from a single seed)."""
+    """Mean difference over seeds both have, its standard error and the half-width of its 95 % t interval (None from a single seed)."""
     differences = np.array([v - b for v, b in zip(values, base, strict=True) if v is not None and b is not None])
     if not len(differences):
-        return {"difference": None, "interval": None}
+        return {"difference": None, "interval": None, "error": None}
     if len(differences) == 1:
-        return {"difference": float(differences[0]), "interval": None}
-    half = stdtrit(len(differences) - 1, 0.975) * differences.std(ddof=1) / np.sqrt(len(differences))
-    return {"difference": float(differences.mean()), "interval": float(half)}
+        return {"difference": float(differences[0]), "interval": None, "error": None}
+    error = float(differences.std(ddof=1) / np.sqrt(len(differences)))
+    half = float(stdtrit(len(differences) - 1, 0.975) * error)
+    return {"difference": float(differences.mean()), "interval": half, "error": error}
 
 
 def spread(values: Sequence[float | None]) -> dict[str, float | None]:

@@ -156,12 +156,12 @@ def test_a_watched_page_follows_the_run_and_keeps_what_is_open(runs, visit, tmp_
     thread.start()
     try:
         page = visit(f"http://127.0.0.1:{made.server_address[1]}/")
-        page.get_by_text("2 of 4").wait_for()
+        page.get_by_text("2 of 4", exact=True).wait_for()
         page.locator("details.numbers summary").first.click()
         page.wait_for_timeout(1200)
         with (place / "metrics.jsonl").open("a") as file:
             file.write(lines[2])
-        page.get_by_text("3 of 4").wait_for(timeout=10_000)
+        page.get_by_text("3 of 4", exact=True).wait_for(timeout=10_000)
         assert page.locator("details.numbers").first.evaluate("(one) => one.open")
         assert page.locator("details.numbers").first.locator("tbody tr").count() == 3
     finally:

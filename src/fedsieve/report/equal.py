@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
 
 from fedsieve.experiments import results
 from fedsieve.experiments.results import Row
@@ -37,9 +36,9 @@ def entries(rows: list[Row]) -> list[dict[str, Any]]:
                     "task": place[0],
                     "factor": place[1],
                     "method": method,
-                    "seeds": len(seeds),
                     "at sieve's bytes": results.spread(values),
                     "less sieve": difference["difference"],
+                    "error": difference["error"],
                     "95 %": difference["interval"],
                     "after all rounds": results.mean_sd(own.values(), "value"),
                     "bytes": results.spread([row["bytes"]["up"] + row["bytes"]["down"] for row in own.values()]),
@@ -55,9 +54,8 @@ def verdict(found: list[dict[str, Any]]) -> str:
     for entry in found:
         if entry["method"] == BASE or entry["method"] in DENSE or entry["less sieve"] is None:
             continue
-        behind, seeds = entry["less sieve"], entry["seeds"]
-        error = 0.0 if entry["95 %"] is None else entry["95 %"] / stdtrit(seeds - 1, 0.975)
-        cells.setdefault((entry["task"], entry["factor"]), []).append(behind if behind > error else min(behind, 0.0))
+        behind = entry["less sieve"]
+        cells.setdefault((entry["task"], entry["factor"]), []).append(behind if behind > (entry["error"] or 0.0) else min(behind, 0.0))
     led = sum(max(gaps) <= 0 for gaps in cells.values())
     worst = max((max(gaps) for gaps in cells.values()), default=0.0)
     leads = f"at equal bytes sieve is best or within one standard error of the best sparse method in {led} of {len(cells)} cells"
