@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 from fedsieve.experiments import results
 from fedsieve.experiments.catalogue import PAPER, STUDIES
 from fedsieve.experiments.scale import SCALES, ScaleName
-from fedsieve.experiments.store import FolderError, replace
+from fedsieve.experiments.store import REPORT, FolderError, replace
 from fedsieve.options import Whole
 from fedsieve.report import claims, tables
 from fedsieve.report.claims import NOT_JUDGED, Verdict
@@ -48,6 +48,8 @@ def reproduce(
     if study == "list":
         show_list()
         return 0
+    from fedsieve.report import page
+
     console = Console(highlight=False, quiet=quiet, soft_wrap=False)
     names = list(PAPER) if study == "all" else [study]
     top = Path("reports") if out is None else out
@@ -56,7 +58,9 @@ def reproduce(
     for name, folder in folders.items():
         lost += compute(name, folder, scale, jobs, quiet=quiet)
         write_report(folder, console)
+        page.write([folder], folder / REPORT)
     if study == "all":
+        page.write([top], top / REPORT)
         verdicts = claims.judge({name: results.read(folder) for name, folder in folders.items()})
         write_verdicts(top, verdicts, scale, console)
     return 1 if lost else 0

@@ -285,3 +285,13 @@ def test_a_picture_is_a_png_another_library_reads(tmp_path):
     assert read.shape == (2, 3, 4)
     assert ((read[..., 3] > 0) == (matrix != 0)).all()
     assert np.allclose(read[0, 1, :3] * 255, picture.POSITIVE) and np.allclose(read[0, 2, :3] * 255, picture.NEGATIVE)
+
+
+def test_a_study_has_a_page_with_its_table_its_figures_and_its_claims(tmp_path):
+    from fedsieve.cli import main
+
+    assert main(["reproduce", "gates", "--scale", "smoke", "--out", str(tmp_path), "--quiet"]) == 0
+    text = (tmp_path / "report.html").read_text()
+    assert "gates, scale smoke" in text and text.count("data:image/png;base64,") >= 1
+    assert "<table" in text and "no number means anything" in text
+    assert "http://" not in text.replace("http://www.w3.org", "") and "https://" not in text

@@ -16,12 +16,12 @@ HOME = Path("runs")
 
 
 def report(*folders: Path, open: Annotated[bool, Parameter(negative="")] = False, out: Path | None = None) -> int:
-    """Write one self-contained HTML page about one or several runs.
+    """Write one self-contained HTML page about runs or studies.
 
     Parameters
     ----------
     folders
-        runs, comparisons, or folders that hold some (default: the newest in runs/)
+        runs, comparisons, studies, or folders that hold some (default: the newest in runs/)
     open
         show it in a browser
     out

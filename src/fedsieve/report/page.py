@@ -16,12 +16,16 @@ from fedsieve.experiments import store
 from fedsieve.report import overview, people, progress, supports
 from fedsieve.report.markup import Budget, Markup, tag
 from fedsieve.report.record import Record, find_runs, read_comparison, read_run
+from fedsieve.report.study import find_studies, study
 
 PARTS = files("fedsieve.report")
 
 
 def report(folders: Sequence[Path], *, live: bool = False) -> str:
-    """The whole page about the runs in these folders; `live` pages ask their server for news."""
+    """The whole page about the runs or studies in these folders; `live` pages ask their server for news."""
+    if studies := [place for folder in folders for place in find_studies(folder)]:
+        title = studies[0].name if len(studies) == 1 else f"{len(studies)} studies"
+        return shell(title, Markup("".join(map(study, studies))), live=live)
     runs = [read_run(place) for folder in folders for place in find_runs(folder)]
     if not any(run.rows for run in runs) and not live:
         raise store.FolderError(f"{runs[0].folder} has no finished round yet")
