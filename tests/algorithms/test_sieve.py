@@ -100,7 +100,7 @@ def test_the_expected_density_is_the_one_asked_for_when_the_search_ends(ending, 
         algorithm=algorithm,
     )
     rows = [step.row for step in execute(run, Problem(run))]
-    for row in rows[5:]:
+    for row in rows[7:]:
         assert abs(row["expected_density"] - density) <= 0.05 * density
     assert abs(rows[-1]["test_density"] - density) <= 0.05 * density
     assert rows[0]["expected_density"] > density

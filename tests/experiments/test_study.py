@@ -117,4 +117,4 @@ def test_differences_are_paired_by_seed(tmp_path):
         for m, seed, value in (("a", 0, 1.0), ("a", 1, 2.0), ("b", 1, 1.5), ("b", 0, 0.5))
     ]
     found = results.difference(results.where(rows, m="a"), results.where(rows, m="b"), "r2")
-    assert found == {"difference": 0.5, "interval": 0.0}
+    assert found == {"difference": 0.5, "interval": 0.0, "error": 0.0}
