@@ -26,6 +26,8 @@ from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
 GATES = ("kept_gate", "rest_gate")
 ROUND_LIMIT = 8.0
 """log_alpha stays within this during a client's round; the exact dual may move it to +-12 after it."""
+OPEN = 1.6
+"""The log_alpha from which the median gate is 1."""
 FALL = 4
 """The expected density falls along 1 - t^4: gates stay open for most of the search."""
 
@@ -201,8 +203,17 @@ class Sieve(Method):
         kept = chosen[: layout.gated].to(dtype).mean()
         shift = constraint.exact_shift(self.shape, both, self.open_density(clock), torch.stack((kept, 1 - kept)))
         on, off = constraint.shifted(both, shift)
+        if not self.searching(clock._replace(round=clock.round + 1)) and on < OPEN:
+            on, off = self.parted(kept, self.message_density(clock))
         log_alpha = opened(torch.where(chosen, on, off), layout)
         return server._replace(theta=theta, log_alpha=log_alpha, multiplier=-shift, moments=moments)
+
+    def parted(self, kept: Float[Tensor, ""], density: float) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """Where a short search has not drawn the two log_alpha apart: the support open as its test-time gate needs, the rest as tight."""
+        on = torch.full_like(kept, OPEN)
+        rest = (density - kept * gates.active_probability(self.shape, on[None])[0]) / (1 - kept).clamp_min(GATE_MARGIN)
+        off = torch.logit(rest.clamp(1e-9, 0.5)) - self.shape.offset
+        return on, off.clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
 
     def close(self, server: Server, clock: Clock) -> Server:
         """Nothing is left to do at the end of a round."""
