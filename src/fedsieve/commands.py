@@ -26,7 +26,7 @@ from fedsieve.experiments.tasks import TASKS, Task, settings_of
 from fedsieve.experiments.tune import tuned
 from fedsieve.options import Whole, section, typed
 from fedsieve.report.page import leave
-from fedsieve.show import Rounds, amount, number, size
+from fedsieve.show import Counted, amount, number, size
 
 DEFAULT_METHOD = "sieve"
 TRACE_EVERY = 5.0
@@ -168,13 +168,13 @@ def train_run(run: Run, problem: Problem, folder: Path, *, quiet: bool) -> dict[
         store.write_trace(folder, supports=store.padded(supports), **trace)
 
     try:
-        with (folder / store.METRICS).open("w") as file, Rounds(run.rounds, run.method, quiet=quiet) as bar:
+        with (folder / store.METRICS).open("w") as file, Counted(run.rounds, run.method, "round", quiet=quiet) as bar:
             for step in execute(run, problem):
                 rows.append(step.row)
                 supports.append(step.theta.nonzero()[:, 0].numpy(force=True).astype(np.int32))
                 histograms += [] if step.histogram is None else [step.histogram]
                 store.append(file, step.row)
-                bar.advance(run.metric, step.row)
+                bar.advance(f"{run.metric} {number(step.row[run.metric])}")
                 if time.monotonic() - traced > TRACE_EVERY:
                     write_trace()
                     traced = time.monotonic()

@@ -2,7 +2,7 @@
 
 import sys
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -26,51 +26,11 @@ def size(count: float) -> str:
     return f"{count:.0f} B"
 
 
-class Rounds:
-    """Progress over rounds on standard error: a bar on a terminal, ten plain lines elsewhere, nothing when quiet."""
-
-    def __init__(self, rounds: int, title: str, *, quiet: bool) -> None:
-        self.rounds = rounds
-        self.title = title
-        self.done = 0
-        self.console = Console(stderr=True, quiet=quiet, highlight=False)
-        self.bar: Progress | None = None
-        if self.console.is_terminal and not quiet:
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[said]}"),
-                TimeRemainingColumn(),
-            )
-            self.bar = Progress(*columns, console=self.console, transient=True)
-            self.task = self.bar.add_task(title, total=rounds, said="")
-
-    def __enter__(self) -> Self:
-        if self.bar:
-            self.bar.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.bar:
-            self.bar.stop()
-        sys.stderr.flush()
-
-    def advance(self, metric: str, row: dict[str, Any]) -> None:
-        """One round more."""
-        self.done += 1
-        said = f"{metric} {number(row[metric])}"
-        if self.bar:
-            self.bar.update(self.task, advance=1, said=said)
-        elif self.done == self.rounds or self.done % max(self.rounds // 10, 1) == 0:
-            self.console.print(f"{self.title}: round {self.done} of {self.rounds}, {said}")
-
-
 class Counted:
-    """Progress over the runs of a study on standard error, with the time left: a bar on a terminal, plain lines elsewhere."""
+    """Progress over rounds or runs on standard error, with the time left: a bar on a terminal, ten plain lines elsewhere, or quiet."""
 
-    def __init__(self, total: int, title: str, *, quiet: bool) -> None:
-        self.total, self.title, self.finished = total, title, 0
+    def __init__(self, total: int, title: str, what: str, *, quiet: bool) -> None:
+        self.total, self.title, self.what, self.finished = total, title, what, 0
         self.console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
         self.bar: Progress | None = None
         if self.console.is_terminal and not quiet and total:
@@ -95,9 +55,9 @@ class Counted:
         sys.stderr.flush()
 
     def advance(self, said: str) -> None:
-        """One run more."""
+        """One more is done."""
         self.finished += 1
         if self.bar:
             self.bar.update(self.task, advance=1, said=said)
-        elif self.finished == self.total or self.finished % max(self.total // 20, 1) == 0:
-            self.console.print(f"{self.title}: {self.finished} of {self.total} runs, {said}", markup=False)
+        elif self.finished == self.total or self.finished % max(self.total // 10, 1) == 0:
+            self.console.print(f"{self.title}: {self.what} {self.finished} of {self.total}, {said}", markup=False)

@@ -80,8 +80,8 @@ def test_what_nobody_speaks_of_is_remembered_and_what_is_spoken_of_moves_by_the_
     reply = SIEVE.client_reply(stepped(client), SEARCH, draw(step=4)).at(0)
     after = SIEVE.aggregate(server, packet, [Reply(0, reply, 8)], SEARCH, draw())
     sent = packet.dense("weights", torch.float64)
-    expected = sent + SIEVE.server_rate * reply.dense("update", torch.float64) + SIEVE.memory * (server.theta - sent)
-    torch.testing.assert_close(after.theta, expected)
+    expected = sent + SIEVE.server_rate * reply.dense("update", torch.float64) + SIEVE.memory * (server.weights - sent)
+    torch.testing.assert_close(after.weights, expected)
 
 
 @pytest.mark.usefixtures("few_test_rows")

@@ -16,7 +16,7 @@ from fedsieve.report.watch import server
 @pytest.fixture(scope="module")
 def browser():
     if os.environ.get("FEDSIEVE_NO_BROWSER"):
-        pytest.skip("FEDSIEVE_NO_BROWSER is set")
+        pytest.skip("asked for with FEDSIEVE_NO_BROWSER: this machine has no browser, so the page is not tested in one")
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
         pytest.fail("no browser: `apt-get install chromium`, or set FEDSIEVE_NO_BROWSER=1 to leave these tests out", pytrace=False)

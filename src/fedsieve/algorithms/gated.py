@@ -21,7 +21,7 @@ from fedsieve.core.types import Batch, Clock, Layout, Objective
 
 @runtime_checkable
 class Holder(Protocol):
-    """What a server with gates holds, whichever method it runs."""
+    """What a server with gates holds, whichever method it runs: theta~ is `weights`."""
 
     weights: Tensor
     log_alpha: Tensor
@@ -61,6 +61,18 @@ def silenced(log_alpha: Float[Tensor, "*k p"], layout: Layout) -> Float[Tensor, 
     if not layout.free:
         return log_alpha
     return torch.cat((log_alpha[..., : layout.gated], torch.zeros_like(log_alpha[..., layout.gated :])), dim=-1)
+
+
+def facts(shape: HardConcrete, server: Holder, density: float, kind: GateAtTest = GateAtTest.MEDIAN) -> dict[str, Tensor]:
+    """What people ask of a server with gates: density as expected and at test time, the multiplier, the violation."""
+    log_alpha = server.log_alpha[: server.layout.gated]
+    probability = gates.active_probability(shape, log_alpha)
+    return {
+        "expected_density": probability.mean(),
+        "test_density": (gates.at_test_time(shape, log_alpha, kind) > 0).to(probability).mean(),
+        "multiplier": server.multiplier,
+        "violation": probability.mean() - density,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,11 +225,4 @@ class Gated(Method, ABC):
 
     def info(self, server: Holder) -> dict[str, Tensor]:
         """Density as expected and at test time, the multiplier, the violation."""
-        log_alpha = server.log_alpha[: server.layout.gated]
-        probability = gates.active_probability(self.shape, log_alpha)
-        return {
-            "expected_density": probability.mean(),
-            "test_density": (gates.at_test_time(self.shape, log_alpha, self.test_gate) > 0).to(probability).mean(),
-            "multiplier": server.multiplier,
-            "violation": probability.mean() - self.density,
-        }
+        return facts(self.shape, server, self.density, self.test_gate)

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from fedsieve.algorithms.gated import opened
+from fedsieve.algorithms.gated import facts, opened
 from fedsieve.algorithms.method import Method, above_zero, at_least, exactly, examples, fraction
 from fedsieve.core import constraint, gates, optimizers, selection
 from fedsieve.core.aggregation import Weighting, cohort_weights, mean
@@ -51,9 +51,9 @@ class Ending(StrEnum):
 
 
 class Server(NamedTuple):
-    """theta with all it remembers, two log_alpha (on the support and off it), and the shift that made the constraint tight."""
+    """theta~ with all it remembers, two log_alpha (on the support and off it), and the shift that made the constraint tight."""
 
-    theta: Tensor
+    weights: Tensor
     log_alpha: Tensor
     multiplier: Tensor
     moments: Moments
@@ -131,8 +131,8 @@ class Sieve(Method):
 
     def broadcast(self, server: Server, clock: Clock, draw: Draw) -> Packet:
         """The largest m weights, and the two log_alpha."""
-        chosen = self.chosen(server.theta, server.log_alpha, server.layout, self.message_density(clock))
-        packet = sparse_packet(selection.positions(chosen), {"weights": server.theta}, self.bits, draw)
+        chosen = self.chosen(server.weights, server.log_alpha, server.layout, self.message_density(clock))
+        packet = sparse_packet(selection.positions(chosen), {"weights": server.weights}, self.bits, draw)
         packet.scalars.update(two_means(server.log_alpha, chosen, server.layout))
         return packet
 
@@ -189,24 +189,25 @@ class Sieve(Method):
 
     def aggregate(self, server: Server, packet: Packet, replies: list[Reply], clock: Clock, draw: Draw) -> Server:
         """theta <- sent + server step along the mean update + memory * (what the broadcast left out); then the dual, solved."""
-        dtype, layout = server.theta.dtype, server.layout
+        dtype, layout = server.weights.dtype, server.layout
         sent = packet.dense("weights", dtype)
-        update = self.mean_of(replies, self.field, server.theta) - (sent if self.uplink is Uplink.WEIGHTS else 0)
+        update = self.mean_of(replies, self.field, server.weights) - (sent if self.uplink is Uplink.WEIGHTS else 0)
         rate = self.server_rate if self.searching(clock) else 1.0
         move, moments = optimizers.step(self.server, server.moments, -update, rate, momentum=self.server_momentum)
-        theta = sent + move + self.memory * (server.theta - sent)
-        shares = cohort_weights(examples(replies, server.theta), self.weights)
+        theta = sent + move + self.memory * (server.weights - sent)
+        shares = cohort_weights(examples(replies, server.weights), self.weights)
         both = mean(torch.stack([torch.stack([r.packet.scalar(name, dtype) for name in GATES]) for r in replies]), shares)
-        if self.ending is Ending.FROZEN and not self.searching(clock._replace(round=clock.round + 1)):
+        found = not self.searching(clock._replace(round=clock.round + 1))
+        if found and self.ending is Ending.FROZEN:
             both = torch.tensor([LOG_ALPHA_LIMIT, -LOG_ALPHA_LIMIT]).to(both)
         chosen = self.chosen(theta, server.log_alpha, layout, self.message_density(clock))
         kept = chosen[: layout.gated].to(dtype).mean()
         shift = constraint.exact_shift(self.shape, both, self.open_density(clock), torch.stack((kept, 1 - kept)))
         on, off = constraint.shifted(both, shift)
-        if not self.searching(clock._replace(round=clock.round + 1)) and on < OPEN:
+        if found and on < OPEN:
             on, off = self.parted(kept, self.message_density(clock))
         log_alpha = opened(torch.where(chosen, on, off), layout)
-        return server._replace(theta=theta, log_alpha=log_alpha, multiplier=-shift, moments=moments)
+        return server._replace(weights=theta, log_alpha=log_alpha, multiplier=-shift, moments=moments)
 
     def parted(self, kept: Float[Tensor, ""], density: float) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """Where a short search has not drawn the two log_alpha apart: the support open as its test-time gate needs, the rest as tight."""
@@ -224,22 +225,15 @@ class Sieve(Method):
     def theta(self, server: Server) -> Float[Tensor, " p"]:
         """theta~ times the test-time gate, the m largest (decision C5)."""
         gate = gates.at_test_time(self.shape, server.log_alpha).clamp_min(GATE_MARGIN)
-        return exactly(self.final_budget(server.layout), server.theta * gate, server.layout)
+        return exactly(self.final_budget(server.layout), server.weights * gate, server.layout)
 
     def full_theta(self, server: Server) -> Float[Tensor, " p"]:
         """theta~ times the test-time gate."""
-        return server.theta * gates.at_test_time(self.shape, server.log_alpha)
+        return server.weights * gates.at_test_time(self.shape, server.log_alpha)
 
     def info(self, server: Server) -> dict[str, Tensor]:
         """Density as expected and at test time, the shift of the exact dual, the violation."""
-        log_alpha = server.log_alpha[: server.layout.gated]
-        probability = gates.active_probability(self.shape, log_alpha)
-        return {
-            "expected_density": probability.mean(),
-            "test_density": (gates.at_test_time(self.shape, log_alpha) > 0).to(probability).mean(),
-            "multiplier": server.multiplier,
-            "violation": probability.mean() - self.density,
-        }
+        return facts(self.shape, server, self.density)
 
 
 def two_means(log_alpha: Float[Tensor, "*k p"], chosen: Bool[Tensor, "*k p"], layout: Layout) -> dict[str, Float[Tensor, "*k"]]:

@@ -25,7 +25,7 @@ METHODS = (
     "fed-l1",
     "random-mask",
 )
-"""FedAvg is there twice: its row cut to the density, and `full`, the dense model, beside it."""
+"""FedAvg is there twice: cut to the density, and before the cut, in a column of its own."""
 TUNING_SEEDS = (100, 101)
 FACTORS: dict[str, dict[str, Any]] = {
     "the paper's setting": {},

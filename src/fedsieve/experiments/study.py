@@ -102,7 +102,7 @@ def compute(study: Study, folder: Path, *, jobs: int = 1, quiet: bool = False) -
             writer.append({**known[job.key], "study": study.name, "label": job.label})
         else:
             missing.setdefault(job.key, []).append(job)
-    with Counted(sum(map(len, missing.values())), study.name, quiet=quiet) as bar:
+    with Counted(sum(map(len, missing.values())), study.name, "run", quiet=quiet) as bar:
         once = [twins[0]._replace(trace=any(twin.trace for twin in twins)) for twins in missing.values()]
         once.sort(key=lambda job: (job.settings["seed"], job.data))  # runs on the same rows next to each other
         for row in _computed(once, jobs):

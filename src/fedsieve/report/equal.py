@@ -41,6 +41,7 @@ def entries(rows: list[Row]) -> list[dict[str, Any]]:
                     "error": difference["error"],
                     "95 %": difference["interval"],
                     "after all rounds": results.mean_sd(own.values(), "value"),
+                    "before the cut": results.mean_sd(own.values(), "full"),
                     "bytes": results.spread([row["bytes"]["up"] + row["bytes"]["down"] for row in own.values()]),
                     "seconds": results.spread([row["seconds"] for row in own.values()]),
                 }
