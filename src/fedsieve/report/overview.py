@@ -93,6 +93,8 @@ def trade_off(runs: Sequence[Record], metric: str, budget: Budget) -> Markup:
         points=budget.points,
     )
     says = f"Mean of {counted}; the band is one standard deviation, markers are the last rounds. On the Pareto front: {', '.join(front)}."
+    if any(len(short.x) < len(line.x) for short, line in zip(clipped, lines, strict=True)):
+        says += " Early rounds far below are left out."
     rows = [(line.name, len(groups[line.name]), *ends[line.name], _spread(line), "yes" if line.name in front else "no") for line in lines]
     numbers = Table(
         f"{name} and bytes after the last round", ["method", "seeds", "bytes", name, "standard deviation", "on the front"], rows
