@@ -2,7 +2,7 @@
 
 from jaxtyping import install_import_hook
 
-CHECKED = ["core", "objectives", "algorithms", "data", "metrics", "train", "wire", "engines"]
+CHECKED = ["core", "objectives", "algorithms", "data", "metrics", "train", "wire", "checkpoint", "engines"]
 install_import_hook([f"fedsieve.{part}" for part in CHECKED], "shapes.check")
 
 import pytest  # noqa: E402

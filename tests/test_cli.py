@@ -218,17 +218,17 @@ def test_a_folder_nobody_can_write_is_refused(capsys, tmp_path):
 
 
 def test_an_interrupted_run_exits_130_and_keeps_its_rounds(capsys, tmp_path, monkeypatch):
-    from fedsieve import commands
+    from fedsieve.experiments import folder
 
-    real = commands.execute
+    real = folder.execute
 
-    def interrupted(run, problem):
-        for i, step in enumerate(real(run, problem)):
+    def interrupted(*arguments):
+        for i, step in enumerate(real(*arguments)):
             if i == 2:
                 raise KeyboardInterrupt
             yield step
 
-    monkeypatch.setattr(commands, "execute", interrupted)
+    monkeypatch.setattr(folder, "execute", interrupted)
     assert main(["train", "--quiet", *QUICK, "--out", "half"]) == 130
     assert len(read_metrics(tmp_path / "half")) == 2
 

@@ -16,6 +16,8 @@ MAY_IMPORT = {
     "data": {"core", "data"},
     "train": {"core"},
     "wire": {"core"},
+    "durable": set(),
+    "checkpoint": {"core", "durable"},
     "engines": {"core", "train", "wire", "engines"},
 }
 OUTSIDE = {
@@ -23,6 +25,8 @@ OUTSIDE = {
     "algorithms": {"torch", "jaxtyping"},
     "train": {"torch"},
     "wire": {"torch", "numpy"},
+    "durable": set(),
+    "checkpoint": {"torch", "numpy", "safetensors"},
     "engines": {"torch", "numpy", "scipy"},
 }
 

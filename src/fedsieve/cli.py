@@ -2,6 +2,7 @@
 
 import sys
 import tomllib
+from collections import ChainMap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,7 +28,7 @@ PAGES = {
     "watch": "Serve a run's page on this machine while it trains.",
 }
 DATA = "What data there is, how it falls on clients, where to get it."
-SECTIONS = ("data", "federation", "gates", "algorithm")
+SECTIONS = ("data", "federation", "gates", "algorithm", "checkpoint")
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
@@ -41,8 +42,8 @@ def main(argv: list[str] | None = None) -> int:
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         result = build(words)(words or ["--help"], exit_on_error=False, print_error=False)
-    except KeyboardInterrupt:
-        errors.print("interrupted; what was finished is kept")
+    except KeyboardInterrupt as stopped:
+        errors.print("; ".join(("interrupted; what was finished is kept", *stopped.args)), markup=False)
         return INTERRUPTED
     except CycloptsError as problem:
         errors.print(f"fedsieve: {problem}", markup=False)
@@ -79,9 +80,8 @@ def build(words: list[str]) -> App:
         app.command(_page(name) if name == asked else _later, name=name, help=text)
     if asked not in COMMANDS:  # beside a command called data, a settings file's section [data] would be dropped
         app.command(data_app() if asked == "data" else App(name="data", help=DATA))
-    if asked in COMMANDS and (path := peek(words, "--config")) is not None:
-        read_toml(path)
-        app[asked].config = (Toml(path, must_exist=True, use_commands_as_keys=False),)
+    if asked in COMMANDS:
+        app[asked].config = tuple(Toml(path, must_exist=True, use_commands_as_keys=False) for path in settings_files(words))
     return app
 
 
@@ -109,8 +109,7 @@ def _command(name: str, words: list[str]) -> Callable[..., int]:
         return reproduce
     from fedsieve import commands
 
-    config = peek(words, "--config")
-    settings = read_toml(config) if config else {}
+    settings = dict(ChainMap(*settings_files(words).values()))
     task, method, model = (peek(words, f"--{key}") or settings.get(key) for key in ("task", "method", "model"))
     return commands.compare_command(task, model) if name == "compare" else commands.train_command(task, method, model)
 
@@ -126,17 +125,33 @@ def peek(words: list[str], flag: str) -> str | None:
     return found
 
 
-def read_toml(path: str) -> dict:
-    """The settings file, or one line about what is wrong with it."""
+def settings_files(words: list[str]) -> dict[str, dict]:
+    """What the settings files say, by their paths, the first one winning: --config, and that of the run to resume."""
+    found = {}
+    if (path := peek(words, "--config")) is not None:
+        found[path] = read_toml(path, f"--config {path}")
+    if (folder := peek(words, "--resume")) is not None:
+        path = str(Path(folder) / "config.toml")
+        stored = read_toml(path, f"--resume {folder}, which needs the config.toml of a run,")
+        for key in ("task", "method", "model"):  # they decide which options there are
+            asked = peek(words, f"--{key}") or next((file[key] for file in found.values() if key in file), None)
+            if asked not in (None, stored.get(key)):
+                raise UsageError(f"--resume {folder}: a resumed run keeps its settings: {key} was {stored.get(key)}, is {asked}")
+        found[path] = stored
+    return found
+
+
+def read_toml(path: str, said: str) -> dict:
+    """The settings in a file, or one line about what is wrong with it."""
     try:
         settings = tomllib.loads(Path(path).read_text())
     except OSError as problem:
-        raise UsageError(f"--config {path} cannot be read: {problem.strerror}") from None
+        raise UsageError(f"{said} cannot be read: {problem.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise UsageError(f"--config {path} is not TOML: {problem}") from None
+        raise UsageError(f"{said} is not TOML: {problem}") from None
     for key, value in settings.items():
         if isinstance(value, dict) != (key in SECTIONS):
-            raise UsageError(f"--config {path}: {key} must be {'a section' if key in SECTIONS else 'a plain value'}; got {value!r}")
+            raise UsageError(f"{said}: {key} must be {'a section' if key in SECTIONS else 'a plain value'}; got {value!r}")
         if isinstance(value, list):
-            raise UsageError(f"--config {path}: {key} takes one value; got {value!r}")
+            raise UsageError(f"{said}: {key} takes one value; got {value!r}")
     return settings

@@ -2,12 +2,11 @@
 
 import json as json_text
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
@@ -16,23 +15,21 @@ from fedsieve import comparison
 from fedsieve.algorithms import METHODS, algorithm_class
 from fedsieve.algorithms.method import Method
 from fedsieve.core.selection import kept_count
+from fedsieve.experiments import folder as folders
 from fedsieve.experiments import store
-from fedsieve.experiments.describe import describe
-from fedsieve.experiments.execute import execute, summary
-from fedsieve.experiments.models import packed
+from fedsieve.experiments.journal import Pace
 from fedsieve.experiments.problem import Problem
 from fedsieve.experiments.run import Counting, Engine, Federation, Gating, Judge, Precision, Run
 from fedsieve.experiments.tasks import TASKS, Task, settings_of
 from fedsieve.experiments.tune import tuned
 from fedsieve.options import Whole, section, typed
 from fedsieve.report.page import leave
-from fedsieve.show import Counted, amount, number, size
+from fedsieve.show import amount, number, size
 
 DEFAULT_METHOD = "sieve"
-TRACE_EVERY = 5.0
-"""Seconds between two writings of the trace of a run under way, for those who watch it."""
 SAMPLED = {Counting.ENCODED: "", Counting.SAMPLED: " (estimated from one reply an exchange)"}
 FEDERATION = section(Federation, "FederationOptions")
+PACE = section(Pace, "CheckpointOptions")
 TaskName = Literal[tuple(TASKS)]
 MethodName = Literal[tuple(METHODS)]
 
@@ -62,12 +59,14 @@ def train_command(named_task: str | None, named: str | None, named_model: str | 
         tune: Whole | None = None,
         config: Path | None = None,
         out: Path | None = None,
+        resume: Path | None = None,
         quiet: Annotated[bool, Parameter(negative="")] = False,
         json: Annotated[bool, Parameter(negative="")] = False,
         data=Data(),  # noqa: ANN001, B008
         federation=FEDERATION(),  # noqa: ANN001, B008
         gates: Gating = Gating(),  # noqa: B008
         algorithm=options(),  # noqa: ANN001, B008
+        checkpoint=PACE(),  # noqa: ANN001, B008
     ) -> int:
         """Train one model with one method; writes a run folder.
 
@@ -106,6 +105,8 @@ def train_command(named_task: str | None, named: str | None, named_model: str | 
             a TOML file with any of these settings; flags win over it
         out
             folder of the run (default: runs/<id>)
+        resume
+            folder of a run that broke off: it goes on to the same bits, with the settings it has; only --rounds may be raised
         quiet
             no progress and no table
         json
@@ -130,6 +131,19 @@ def train_command(named_task: str | None, named: str | None, named_model: str | 
             start=start,
             algorithm=cls(**typed(algorithm)),
         )
+        pace = Pace(**typed(checkpoint))
+        if resume is not None:
+            if out is not None or tune is not None:
+                raise ValueError(f"--resume {resume} goes on in its own folder with its own settings; leave out --out and --tune")
+            result = folders.finished(run, resume)
+            if result is None:
+                with resumable(resume):
+                    result = folders.resume(run, resume, pace, quiet=quiet)
+                leave(resume)
+            elif not quiet:
+                print(f"{resume} is finished, all {run.rounds} rounds; nothing is changed", file=sys.stderr)
+            show_result(run, result, resume, quiet=quiet, json=json)
+            return 0
         if tune is not None:
             usual_options = typed(options())
             fixed = frozenset(name for name, value in typed(algorithm).items() if value != usual_options[name])
@@ -138,57 +152,33 @@ def train_command(named_task: str | None, named: str | None, named_model: str | 
         problem = Problem(run)
         problem.check()
         folder = store.claim(out or Path("runs") / run.id, chosen=out is not None)
-        result = train_run(run, problem, folder, quiet=quiet)
-        result["report"] = leave(folder)
-        if json:
-            print(json_text.dumps(result))
-        elif not quiet:
-            show_result(run, result, folder)
+        with resumable(folder):
+            result = folders.begin(run, problem, folder, pace, quiet=quiet)
+        leave(folder)
+        show_result(run, result, folder, quiet=quiet, json=json)
         return 0
 
-    train.__annotations__ |= {"algorithm": options, "data": Data, "federation": FEDERATION}
+    train.__annotations__ |= {"algorithm": options, "data": Data, "federation": FEDERATION, "checkpoint": PACE}
     return train
 
 
-def train_run(run: Run, problem: Problem, folder: Path, *, quiet: bool) -> dict[str, Any]:
-    """Execute a run and leave everything in its folder, also when it breaks off."""
-    store.replace(folder / store.CONFIG, store.toml(run.config).encode())
-    store.replace(folder / store.ABOUT, json_text.dumps(describe(run, problem)).encode())
-    if getattr(run.algorithm, "starts_closed", bool)() and not quiet:
-        print(
-            f"note: algorithm.initial-logit-density {run.algorithm.initial_logit_density:g} starts every test-time gate at 0; "
-            f"from about 0.17 they start open",
-            file=sys.stderr,
-        )
-    rows, supports, histograms = [], [], []
-    traced = time.monotonic()
-
-    def write_trace() -> None:
-        trace = {"gate_histogram": np.stack(histograms), "gate_edges": np.linspace(0, 1, 21)} if histograms else {}
-        store.write_trace(folder, supports=store.padded(supports), **trace)
-
+@contextmanager
+def resumable(folder: Path) -> Iterator[None]:
+    """Whoever interrupts a run learns how to go on."""
     try:
-        with (folder / store.METRICS).open("w") as file, Counted(run.rounds, run.method, "round", quiet=quiet) as bar:
-            for step in execute(run, problem):
-                rows.append(step.row)
-                supports.append(step.theta.nonzero()[:, 0].numpy(force=True).astype(np.int32))
-                histograms += [] if step.histogram is None else [step.histogram]
-                store.append(file, step.row)
-                bar.advance(f"{run.metric} {number(step.row[run.metric])}")
-                if time.monotonic() - traced > TRACE_EVERY:
-                    write_trace()
-                    traced = time.monotonic()
-    finally:
-        if rows:
-            write_trace()
-    store.replace(folder / store.MODEL, packed(step.theta, run.objective.layout))
-    result = {**summary(run, problem, rows, step.theta), "run": str(folder)}
-    store.replace(folder / store.RESULT, json_text.dumps(result, indent=1).encode())
-    return result
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"go on with: fedsieve train --resume {folder}") from None
 
 
-def show_result(run: Run, result: dict[str, Any], folder: Path) -> None:
-    """The table a newcomer reads."""
+def show_result(run: Run, result: dict[str, Any], folder: Path, *, quiet: bool, json: bool) -> None:
+    """The table a newcomer reads, or all of it as JSON."""
+    page = folder / store.REPORT
+    result["report"] = str(page) if page.exists() else None
+    if json:
+        print(json_text.dumps(result))
+    if json or quiet:
+        return
     table = Table(title=f"{run.method} on {run.task}, {result['rounds']} rounds", show_header=False, title_justify="left")
     kept, total = result["nonzero"], result["size"]
     sent = result["bytes_up"] + result["bytes_down"]
@@ -315,7 +305,7 @@ def compare_command(named_task: str | None, named_model: str | None) -> Callable
             for run in per_seed:
                 inner = folder / f"{run.method}-seed{run.seed}"
                 inner.mkdir()
-                train_run(run, problem.for_run(run), inner, quiet=quiet)
+                folders.begin(run, problem.for_run(run), inner, quiet=quiet)
                 histories[run.method].append(store.read_metrics(inner))
         result = comparison.compare(histories, runs[0][0].metric, numbers)
         result = {"run": str(folder), "task": task, **result}

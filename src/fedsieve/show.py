@@ -29,8 +29,8 @@ def size(count: float) -> str:
 class Counted:
     """Progress over rounds or runs on standard error, with the time left: a bar on a terminal, ten plain lines elsewhere, or quiet."""
 
-    def __init__(self, total: int, title: str, what: str, *, quiet: bool) -> None:
-        self.total, self.title, self.what, self.finished = total, title, what, 0
+    def __init__(self, total: int, title: str, what: str, *, quiet: bool, finished: int = 0) -> None:
+        self.total, self.title, self.what, self.finished = total, title, what, finished
         self.console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
         self.bar: Progress | None = None
         if self.console.is_terminal and not quiet and total:
@@ -42,7 +42,7 @@ class Counted:
                 TextColumn("{task.fields[said]}"),
             )
             self.bar = Progress(*columns, console=self.console, transient=True)
-            self.task = self.bar.add_task(title, total=total, said="")
+            self.task = self.bar.add_task(title, total=total, completed=finished, said="")
 
     def __enter__(self) -> Self:
         if self.bar:

@@ -39,20 +39,35 @@ class Progress(NamedTuple):
     histogram: np.ndarray | None
 
 
-def execute(run: Run, problem: Problem | None = None) -> Iterator[Progress]:
-    """Train, measuring every round."""
+class Standing(NamedTuple):
+    """Where a run stands between two rounds."""
+
+    server: Any
+    rounds: int = 0
+    """rounds that are done"""
+    seconds: float = 0.0
+    """what they took"""
+
+
+def opening(run: Run) -> Standing:
+    """Before the first round: drawn from the seed, or from given weights."""
+    given = None if run.start is None else load_start(run.start, run.objective).to(device=run.device, dtype=run.dtype)
+    return Standing(start(run.algorithm, run.objective, run.seed, run.dtype, run.device, given))
+
+
+def execute(run: Run, problem: Problem | None = None, standing: Standing | None = None) -> Iterator[Progress]:
+    """Train from where the run stands, measuring every round."""
     torch.set_num_threads(run.threads)
     problem = problem or Problem(run)
     problem.check()
     algorithm = run.algorithm
     tune = problem.exchange(problem.server_rows, key(run.seed, "tune")) if run.federation.server_rows else None
-    given = None if run.start is None else load_start(run.start, run.objective).to(device=run.device, dtype=run.dtype)
-    server = start(algorithm, run.objective, run.seed, run.dtype, run.device, given)
+    standing = standing or opening(run)
     exchange = problem.exchange(problem.rows, run.seed)
     participation = 1.0 if run.federation.central else run.federation.participation
     rounds = train(
         algorithm,
-        server,
+        standing.server,
         problem.population,
         participation,
         exchange,
@@ -60,10 +75,11 @@ def execute(run: Run, problem: Problem | None = None) -> Iterator[Progress]:
         run.seed,
         dtype=run.dtype,
         device=run.device,
+        first=standing.rounds,
         tune=tune,
-        known_start=given is None,
+        known_start=run.start is None,
     )
-    began = time.perf_counter()
+    began = time.perf_counter() - standing.seconds
     for done in rounds:
         theta, full = algorithm.theta(done.server), algorithm.full_theta(done.server)
         refuse_divergence(run, done, full)

@@ -1,25 +1,41 @@
-"""A run on disk: config.toml, run.json, metrics.jsonl, model.safetensors, trace.npz, result.json, report.html. No torch here."""
+"""A run on disk: config.toml, run.json, metrics.jsonl, model.safetensors, trace.npz, result.json, report.html. No torch here.
+
+While it runs also checkpoints/ and rounds.npy: with them and metrics.jsonl it can be resumed.
+"""
 
 import json
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
+from fedsieve.durable import replace
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 CONFIG, METRICS, MODEL, TRACE, RESULT = "config.toml", "metrics.jsonl", "model.safetensors", "trace.npz", "result.json"
 ABOUT, REPORT = "run.json", "report.html"
+CHECKPOINTS, ROUNDS = "checkpoints", "rounds.npy"
 
 
 class FolderError(ValueError):
     """A run folder that cannot be used."""
 
 
+class WriteError(RuntimeError):
+    """The disk would not take what a run has to leave; what was there is kept."""
+
+
 def claim(folder: Path, *, chosen: bool) -> Path:
     """Make the run's folder. A finished run is never overwritten: a chosen folder is refused, a named one gets a number."""
     try:
-        if chosen and any((folder / name).exists() for name in (CONFIG, METRICS, RESULT)):
+        if chosen and any((folder / name).exists() and (folder / name).stat().st_size for name in (CONFIG, METRICS, RESULT)):
             raise FolderError(f"--out {folder} already holds a run, which is never overwritten; choose another folder or remove it")
         number = 1
         place = folder
@@ -35,28 +51,37 @@ def claim(folder: Path, *, chosen: bool) -> Path:
     return place
 
 
-def replace(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    temporary = path.with_name(path.name + ".part")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep other processes from training in the same folder; a process that ends in any way lets go."""
+    try:
+        file = (folder / METRICS).open("ab")
+    except OSError as problem:
+        raise FolderError(f"cannot write into {folder}: {problem.strerror}") from None
+    with file:
+        try:
+            if fcntl:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FolderError(f"another process is training in {folder}; wait for it, or stop it") from None
+        yield
 
 
-def append(file: TextIO, row: Mapping[str, Any]) -> None:
-    """One line, on disk before the next round begins."""
-    file.write(json.dumps(row) + "\n")
-    file.flush()
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """What the disk would not take, in one line that says how to go on."""
+    try:
+        yield
+    except OSError as problem:
+        again = f"go on with: fedsieve train --resume {folder}" if (folder / CONFIG).exists() else "start again"
+        raise WriteError(f"cannot write into {folder}: {problem.strerror}; mend that, then {again}") from None
 
 
 def write_trace(folder: Path, **arrays: np.ndarray) -> None:
     """Supports per round and gate histograms."""
-    temporary = folder / (TRACE + ".part")
-    with temporary.open("wb") as file:
-        np.savez_compressed(file, **arrays)
-    temporary.replace(folder / TRACE)
+    content = BytesIO()
+    np.savez_compressed(content, **arrays)
+    replace(folder / TRACE, content.getvalue())
 
 
 def padded(supports: Sequence[np.ndarray]) -> np.ndarray:

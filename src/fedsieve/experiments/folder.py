@@ -1,0 +1,102 @@
+"""A run in its folder: begun, gone on with, finished. Whenever it breaks off, what is there suffices to go on to the same bits."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from fedsieve import checkpoint
+from fedsieve.experiments import store
+from fedsieve.experiments.describe import describe
+from fedsieve.experiments.execute import execute, opening, summary
+from fedsieve.experiments.journal import Journal, Pace, Past, past
+from fedsieve.experiments.models import packed
+from fedsieve.experiments.problem import Problem
+from fedsieve.experiments.restore import restore
+from fedsieve.experiments.run import Run
+from fedsieve.show import Counted, number
+
+FIXED = ("metric", "layout", "truth", "clients")
+"""What of run.json must be the same when a run goes on: the data and the model are those it began with."""
+
+
+def begin(run: Run, problem: Problem, folder: Path, pace: Pace | None = None, *, quiet: bool) -> dict[str, Any]:
+    """Execute a run from its first round and leave everything in its folder."""
+    with store.held(folder):
+        write_settings(folder, run, describe(run, problem))
+        if getattr(run.algorithm, "starts_closed", bool)() and not quiet:
+            print(
+                f"note: algorithm.initial-logit-density {run.algorithm.initial_logit_density:g} starts every test-time gate at 0; "
+                f"from about 0.17 they start open",
+                file=sys.stderr,
+            )
+        return go_on(run, problem, folder, Past(opening(run), [], [], []), pace or Pace(), quiet=quiet)
+
+
+def finished(run: Run, folder: Path) -> dict[str, Any] | None:
+    """The result of a run that came to its end; None where rounds are missing. Refused where its settings are not those of the folder."""
+    before = restore(folder)
+    checkpoint.refuse_changes(before.config, run.config)
+    if run.rounds < before.rounds:
+        raise ValueError(f"rounds can only be raised: the run in {folder} has {before.rounds}; got --rounds {run.rounds}")
+    result = folder / store.RESULT
+    return json.loads(result.read_text()) if result.exists() and run.rounds == before.rounds else None
+
+
+def resume(run: Run, folder: Path, pace: Pace | None = None, *, quiet: bool) -> dict[str, Any]:
+    """Go on with a run from its newest whole checkpoint; with more rounds than it had, its schedules follow the new number from here."""
+    with store.held(folder):
+        done, damaged = past(folder, run)
+        for text in damaged:
+            print(f"note: passed over checkpoint {text}; an older one is used", file=sys.stderr)
+        problem = Problem(run)
+        problem.check()
+        about = describe(run, problem)
+        if not same_problem(folder, about) or run.rounds > restore(folder).rounds:
+            write_settings(folder, run, about)
+        if not quiet:
+            print(f"{folder}: {done.standing.rounds} of {run.rounds} rounds are done, going on", file=sys.stderr)
+        return go_on(run, problem, folder, done, pace or Pace(), quiet=quiet)
+
+
+def go_on(run: Run, problem: Problem, folder: Path, done: Past, pace: Pace, *, quiet: bool) -> dict[str, Any]:
+    """Train from where the run stands to its end."""
+    bar = Counted(run.rounds, run.method, "round", quiet=quiet, finished=done.standing.rounds)
+    with store.writing(folder):
+        with Journal(folder, run, pace, done) as journal, bar:
+            for step in execute(run, problem, done.standing):
+                journal.add(step)
+                bar.advance(f"{run.metric} {number(step.row[run.metric])}")
+        theta = run.algorithm.theta(journal.server)
+        store.replace(folder / store.MODEL, packed(theta, run.objective.layout))
+        result = {**summary(run, problem, journal.rows, theta), "run": str(folder)}
+        store.replace(folder / store.RESULT, json.dumps(result, indent=1).encode())
+    return result
+
+
+def write_settings(folder: Path, run: Run, about: dict[str, Any]) -> None:
+    """What reproduces and what explains the run; a result of fewer rounds is no longer its result."""
+    with store.writing(folder):
+        (folder / store.RESULT).unlink(missing_ok=True)
+        store.replace(folder / store.CONFIG, store.toml(run.config).encode())
+        store.replace(folder / store.ABOUT, json.dumps(about).encode())
+
+
+def same_problem(folder: Path, about: dict[str, Any]) -> bool:
+    """Whether run.json is there; it must speak of the same data and model. Other versions of what computes are worth a note."""
+    try:
+        before = json.loads((folder / store.ABOUT).read_text())
+    except FileNotFoundError:  # the run broke off before it
+        return False
+    except ValueError:
+        raise store.FolderError(f"{folder / store.ABOUT} is damaged; remove it to go on without its account of the data") from None
+    now = json.loads(json.dumps(about))
+    if other := [name for name in FIXED if before.get(name) != now[name]]:
+        raise checkpoint.ChangedError(
+            f"the data or the model are not those the run in {folder} began with: its {', '.join(other)} differ; "
+            f"restore them, or start another run"
+        )
+    then, here = before.get("environment", {}), now["environment"]
+    if moved := [f"{name} {then.get(name)}, now {here[name]}" for name in here if then.get(name) != here[name]]:
+        print(f"note: the run began with {'; '.join(moved)}: the last bits may differ", file=sys.stderr)
+    return True

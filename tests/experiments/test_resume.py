@@ -1,0 +1,271 @@
+"""A run that broke off goes on to the same bits, however it ended."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsieve.cli import main
+from fedsieve.experiments import folder as folders
+from fedsieve.experiments import store
+
+pytestmark = pytest.mark.usefixtures("few_test_rows")
+KILLS = Path(__file__).parent.parent / "kills.py"
+SMALL = ["--data.rows", "200", "--data.features", "30", "--data.true-density", "0.1", "--density", "0.1", "--federation.clients", "8"]
+QUICK = [*SMALL, "--federation.participation", "0.5", "--rounds", "6", "--algorithm.steps", "3", "--quiet"]
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def train(*words):
+    return main(["train", *words])
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """A run that breaks off after some rounds, by whatever is raised there."""
+
+    def make(rounds, *words, error=KeyboardInterrupt, out="half"):
+        real = folders.execute
+
+        def breaks(*arguments):
+            for step in real(*arguments):
+                if step.row["round"] > rounds:
+                    raise error
+                yield step
+
+        with monkeypatch.context() as patched:
+            patched.setattr(folders, "execute", breaks)
+            return train(*QUICK, *words, "--out", out)
+
+    return make
+
+
+def left(folder):
+    """All that a run leaves but clocks."""
+    rows = [{name: value for name, value in row.items() if name != "seconds"} for row in store.read_metrics(folder)]
+    with np.load(folder / "trace.npz") as trace:
+        arrays = {name: trace[name].tolist() for name in trace.files}
+    result = {k: v for k, v in json.loads((folder / "result.json").read_text()).items() if k not in ("run", "seconds", "report")}
+    newest = sorted(path.name for path in (folder / "checkpoints").iterdir())[-1]
+    return (folder / "model.safetensors").read_bytes(), newest, rows, arrays, result
+
+
+def everything(folder):
+    return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    "words", [["--engine", "batched"], ["--engine", "loop"], ["--method", "fed-avg"], ["--federation.server-rows", "20"]]
+)
+def test_an_interrupted_run_resumes_to_the_same_bits(words, broken, tmp_path, capsys):
+    assert train(*QUICK, *words, "--out", "whole") == 0
+    assert broken(3, *words) == 130
+    assert "go on with: fedsieve train --resume half" in capsys.readouterr().err
+    assert train("--resume", "half") == 0
+    assert "3 of 6 rounds are done, going on" in capsys.readouterr().err
+    assert left(tmp_path / "half") == left(tmp_path / "whole")
+    assert [row["round"] for row in store.read_metrics(tmp_path / "half")] == [1, 2, 3, 4, 5, 6]
+    seconds = [row["seconds"] for row in store.read_metrics(tmp_path / "half")]
+    assert seconds == sorted(seconds)
+
+
+def test_a_run_without_any_checkpoint_begins_again(broken, tmp_path):
+    assert train(*QUICK, "--out", "whole") == 0
+    assert broken(3, "--checkpoint.rounds", "0") == 130
+    assert not (tmp_path / "half" / "checkpoints").exists()
+    assert train("--resume", "half", "--quiet") == 0
+    assert left(tmp_path / "half") == left(tmp_path / "whole")
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path, capsys):
+    assert train(*QUICK, "--out", "done") == 0
+    before = everything(tmp_path / "done")
+    capsys.readouterr()
+    assert train("--resume", "done", "--json") == 0
+    said = capsys.readouterr()
+    assert "finished, all 6 rounds; nothing is changed" in said.err
+    assert json.loads(said.out.splitlines()[-1])["rounds"] == 6
+    assert everything(tmp_path / "done") == before
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--density", "0.2"], "density was 0.1, is 0.2"),
+        (["--seed", "4"], "seed was 0, is 4"),
+        (["--algorithm.steps", "5", "--federation.alpha", "2"], "algorithm.steps was 3, is 5; federation.alpha was 0.5, is 2.0"),
+        (["--method", "fed-avg"], "method was sieve, is fed-avg"),
+        (["--task", "mc"], "task was lr, is mc"),
+        (["--start", "somewhere"], "start was None, is somewhere"),
+        (["--rounds", "4"], "rounds can only be raised: the run in half has 6; got --rounds 4"),
+        (["--out", "other"], "leave out --out"),
+        (["--tune", "2"], "leave out --out and --tune"),
+        (["--checkpoint.rounds", "-1"], "checkpoint.rounds must be at least 0; got -1"),
+        (["--checkpoint.seconds", "nan"], "checkpoint.seconds must be at least 0; got nan"),
+    ],
+)
+def test_a_resumed_run_keeps_its_settings(words, text, broken, tmp_path, capsys):
+    assert broken(2) == 130
+    before = everything(tmp_path / "half")
+    capsys.readouterr()
+    assert train("--resume", "half", *words) == 2
+    said = capsys.readouterr().err
+    assert text in said and said.count("\n") == 1
+    assert everything(tmp_path / "half") == before
+
+
+def test_the_settings_file_a_run_began_with_may_be_named_again(broken, tmp_path, capsys):
+    (tmp_path / "mine.toml").write_text("seed = 3\n[algorithm]\nrate = 1.5\n[checkpoint]\nseconds = 0.0\n")
+    assert broken(2, "--config", "mine.toml") == 130
+    assert train("--resume", "half", "--config", "mine.toml", "--quiet") == 0
+    (tmp_path / "mine.toml").write_text("seed = 4\n")
+    assert train("--resume", "half", "--config", "mine.toml", "--quiet") == 2
+    assert "seed was 3, is 4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_more_rounds_go_on_from_where_the_run_stands(finished, broken, tmp_path):
+    assert train(*QUICK, "--out", "half") == 0 if finished else broken(3) == 130
+    before = store.read_metrics(tmp_path / "half")
+    assert train("--resume", "half", "--rounds", "9", "--quiet") == 0
+    rows = store.read_metrics(tmp_path / "half")
+    assert [row["round"] for row in rows] == list(range(1, 10)) and rows[: len(before)] == before
+    assert tomllib.loads((tmp_path / "half" / "config.toml").read_text())["rounds"] == 9
+    assert json.loads((tmp_path / "half" / "result.json").read_text())["rounds"] == 9
+    assert json.loads((tmp_path / "half" / "result.json").read_text())["nonzero"] == 3
+
+
+def newest(folder):
+    return sorted((folder / "checkpoints").iterdir())[-1]
+
+
+@pytest.mark.parametrize("harm", [b"", b"nonsense", None])
+def test_a_damaged_checkpoint_is_said_and_the_older_one_used(harm, broken, tmp_path, capsys):
+    assert train(*QUICK, "--out", "whole") == 0
+    assert broken(4, "--checkpoint.seconds", "0") == 130
+    path = newest(tmp_path / "half")
+    path.write_bytes(path.read_bytes()[:-1] if harm is None else harm)
+    assert train("--resume", "half", "--quiet") == 0
+    assert f"passed over checkpoint half/checkpoints/{path.name}: damaged" in capsys.readouterr().err
+    assert left(tmp_path / "half") == left(tmp_path / "whole")
+
+
+def test_without_a_whole_checkpoint_nothing_is_overwritten(broken, tmp_path, capsys):
+    assert broken(4, "--checkpoint.seconds", "0") == 130
+    for path in (tmp_path / "half" / "checkpoints").iterdir():
+        path.write_bytes(path.read_bytes()[:100])
+    before = everything(tmp_path / "half")
+    capsys.readouterr()
+    assert train("--resume", "half") == 1
+    said = capsys.readouterr().err
+    assert "no checkpoint can be read" in said and said.count("\n") == 1
+    assert everything(tmp_path / "half") == before
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "text"),
+    [
+        ("metrics.jsonl", lambda content: content.replace(b'"round": 2', b'"round": 7'), "metrics.jsonl is damaged at round 2"),
+        ("metrics.jsonl", lambda content: content[:40], "metrics.jsonl is damaged at round 1"),
+        ("rounds.npy", lambda content: content[:300], "rounds.npy is damaged"),
+        ("config.toml", lambda content: content + b"?", "config.toml of a run, is not TOML"),
+        ("config.toml", lambda content: None, "cannot be read: No such file"),
+        ("run.json", lambda content: b"{", "run.json is damaged"),
+        ("run.json", lambda content: content.replace(b'"count": 8', b'"count": 9'), "its clients differ"),
+    ],
+)
+def test_other_damaged_files_are_named_and_nothing_is_overwritten(name, harm, text, broken, tmp_path, capsys):
+    assert broken(3) == 130
+    path = tmp_path / "half" / name
+    content = harm(path.read_bytes())
+    path.unlink() if content is None else path.write_bytes(content)
+    before = everything(tmp_path / "half")
+    capsys.readouterr()
+    assert train("--resume", "half", "--quiet") == 2
+    said = capsys.readouterr().err
+    assert text in said and said.count("\n") == 1
+    assert everything(tmp_path / "half") == before
+
+
+def test_a_half_written_line_is_computed_again(broken, tmp_path):
+    assert train(*QUICK, "--out", "whole") == 0
+    assert broken(3) == 130
+    with (tmp_path / "half" / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 4, "r2"')
+    assert train("--resume", "half", "--quiet") == 0
+    assert left(tmp_path / "half") == left(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO])
+def test_a_disk_that_takes_no_more_is_said_in_one_line(code, broken, tmp_path, capsys):
+    assert train(*QUICK, "--out", "whole") == 0
+    assert broken(3, error=OSError(code, os.strerror(code))) == 1
+    said = capsys.readouterr().err
+    assert f"cannot write into half: {os.strerror(code)}; mend that, then go on with: fedsieve train --resume half" in said
+    assert said.count("\n") == 1
+    assert train("--resume", "half", "--quiet") == 0
+    assert left(tmp_path / "half") == left(tmp_path / "whole")
+
+
+def test_two_processes_never_train_in_one_folder(broken, tmp_path, capsys):
+    assert broken(3) == 130
+    before = everything(tmp_path / "half")
+    with store.held(tmp_path / "half"):
+        assert train("--resume", "half") == 2
+    assert "another process is training in half" in capsys.readouterr().err
+    assert everything(tmp_path / "half") == before
+
+
+def test_other_versions_are_worth_a_note(broken, tmp_path, capsys):
+    assert broken(3) == 130
+    path = tmp_path / "half" / "run.json"
+    about = json.loads(path.read_text())
+    about["environment"]["torch"] = "1.0"
+    path.write_text(json.dumps(about))
+    assert train("--resume", "half", "--quiet") == 0
+    assert "the run began with torch 1.0, now" in capsys.readouterr().err
+
+
+def test_checkpoints_are_as_far_apart_as_asked(tmp_path):
+    for name, words, kept in (("n", ["--checkpoint.rounds", "4"], [4, 6]), ("s", ["--checkpoint.seconds", "1e9"], [1, 6])):
+        assert train(*QUICK, *words, "--out", name) == 0
+        assert [int(path.name[:6]) for path in sorted((tmp_path / name / "checkpoints").iterdir())] == kept
+
+
+def survived(how, count, place):
+    done = subprocess.run([sys.executable, "-W", "error", KILLS, how, str(count), place], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_run_survives_kill_9_at_random_points(tmp_path):
+    assert survived("random", 20, tmp_path)["kills"] >= 20
+
+
+def test_a_run_survives_a_strike_at_every_system_call_of_its_writes(tmp_path):
+    happened = survived("calls", 1, tmp_path)
+    assert happened["calls"] > 20
+    assert happened["kill_before"] == happened["kill_amid"] == happened["calls"]
+    assert min(happened["full_disk"], happened["read_only"]) >= happened["calls"] - 2  # one that removes what is not there may fail unseen
+
+
+@pytest.mark.long
+def test_a_run_survives_200_kills(tmp_path):
+    assert survived("random", 200, tmp_path)["kills"] >= 200
+
+
+@pytest.mark.long
+def test_three_rounds_survive_a_strike_at_every_system_call(tmp_path):
+    happened = survived("calls", 3, tmp_path)
+    assert happened["kill_before"] == happened["kill_amid"] == happened["calls"]

@@ -1,0 +1,173 @@
+"""Kill a run at random points and at every system call of its writes, go on, and hold what came out against an undisturbed run.
+
+A program of its own, `python kills.py random|calls COUNT FOLDER`: everything is loaded and warmed once, every life is a fork.
+"""
+
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedsieve.data import synthetic
+from fedsieve.data.synthetic import Synthetic
+from fedsieve.experiments import folder as folders
+from fedsieve.experiments import store
+from fedsieve.experiments.journal import Pace
+from fedsieve.experiments.problem import Problem
+from fedsieve.experiments.run import Engine, Federation, Run
+
+synthetic.TEST_ROWS = 200
+DATA = Synthetic(rows=200, features=30, true_density=0.1)
+CALLS = ("open", "write", "fsync", "replace", "unlink", "mkdir")
+EVERY_ROUND = Pace(seconds=0)
+KILLED, REFUSED = "killed", "refused"
+
+
+def run_of(engine, rounds):
+    return Run(engine=engine, rounds=rounds, density=0.1, seed=1, data=DATA, federation=Federation(clients=8, participation=0.5))
+
+
+def live(run, folder):
+    """Begin, or go on with what there is."""
+    if not (folder / store.CONFIG).exists():
+        return folders.begin(run, Problem(run), folder, EVERY_ROUND, quiet=True)
+    if (result := folders.finished(run, folder)) is not None:
+        return result
+    return folders.resume(run, folder, EVERY_ROUND, quiet=True)
+
+
+def forked(run, folder, before=lambda: None):
+    """A life of its own, still going; it leaves with 0 when finished, with 3 when the disk would not take something."""
+    folder.mkdir(exist_ok=True)
+    if child := os.fork():
+        return child
+    try:
+        before()
+        live(run, folder)
+        os._exit(0)
+    except (store.WriteError, store.FolderError) as problem:
+        os._exit(3 if "cannot write" in str(problem) else 4)
+    except BaseException as problem:
+        print(f"{type(problem).__name__}: {problem}", file=sys.stderr, flush=True)
+        os._exit(4)
+
+
+def ended(child):
+    """How a life ended: its exit code, or minus the signal."""
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code != 4, "a life ended in an error nobody foresaw"
+    return code
+
+
+def left(folder):
+    """All that a run leaves but clocks: model, checkpoint (all of the server's bits), metrics, trace."""
+    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in store.read_metrics(folder)]
+    with np.load(folder / store.TRACE) as trace:
+        arrays = {name: trace[name].tolist() for name in trace.files}
+    newest = sorted(path.name for path in (folder / store.CHECKPOINTS).iterdir())[-1]
+    return (folder / store.MODEL).read_bytes(), newest, rows, arrays
+
+
+def random_kills(count, place):
+    """Kill at random moments, often several times a run; returns what happened."""
+    chance = random.Random(count)
+    happened = {"kills": 0, "runs": 0, "finished_in_time": 0}
+    for engine in (Engine.BATCHED, Engine.LOOP):
+        run = run_of(engine, rounds=12)
+        began = time.monotonic()
+        assert ended(forked(run, place / f"calm-{engine}")) == 0
+        whole, wanted = time.monotonic() - began, left(place / f"calm-{engine}")
+        target = count // 2 if engine is Engine.BATCHED else count
+        while happened["kills"] < target:
+            folder = place / "storm"
+            for _ in range(chance.randint(1, 3)):
+                child = forked(run, folder)
+                time.sleep(chance.uniform(0, 1.2 * whole))
+                os.kill(child, signal.SIGKILL)
+                happened["kills" if ended(child) == -signal.SIGKILL else "finished_in_time"] += 1
+            assert ended(forked(run, folder)) == 0
+            assert left(folder) == wanted
+            happened["runs"] += 1
+            shutil.rmtree(folder)
+    return happened
+
+
+def strike(target, action):
+    """Let the action happen in the place of the target-th system call of a write; returns how many there were before."""
+    seen = [0]
+    for name in CALLS:
+        real = getattr(os, name)
+
+        def struck(*words, real=real, name=name, **named):
+            seen[0] += 1
+            if seen[0] == target:
+                action(name, real, words)
+            return real(*words, **named)
+
+        setattr(os, name, struck)
+    return seen
+
+
+def kill_before(name, real, words):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_amid(name, real, words):
+    """Half of what is written gets through, or all of another call."""
+    try:
+        real(words[0], bytes(words[1])[: len(words[1]) // 2]) if name == "write" else real(*words)
+    finally:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def full_disk(name, real, words):
+    if name == "write":
+        real(words[0], bytes(words[1])[: len(words[1]) // 2])
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def read_only(name, real, words):
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+def every_call(rounds, place):
+    """Strike at every system call of the writes of a run, in four ways; returns what happened."""
+    run = run_of(Engine.BATCHED, rounds)
+    assert ended(forked(run, place / "calm")) == 0
+    wanted = left(place / "calm")
+    counted = place / "counted"
+    counted.mkdir()
+    reader, writer = os.pipe()
+    if not os.fork():
+        seen = strike(0, kill_before)
+        live(run, counted)
+        os.write(writer, str(seen[0]).encode())
+        os._exit(0)
+    os.wait()
+    total = int(os.read(reader, 20))
+    happened = {"calls": total}
+    for action in (kill_before, kill_amid, full_disk, read_only):
+        happened[action.__name__] = 0
+        for target in range(1, total + 1):
+            folder = place / f"{action.__name__}-{target}"
+            code = ended(forked(run, folder, lambda target=target, action=action: strike(target, action)))
+            assert code in ((-signal.SIGKILL,) if action in (kill_before, kill_amid) else (3, 0)), (action.__name__, target, code)
+            assert ended(forked(run, folder)) == 0
+            assert left(folder) == wanted, (action.__name__, target)
+            happened[action.__name__] += code != 0
+            shutil.rmtree(folder)
+    return happened
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    how, count, place = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+    print(json.dumps(random_kills(count, place) if how == "random" else every_call(count, place)))
