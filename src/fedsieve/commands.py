@@ -210,7 +210,7 @@ def show_result(run: Run, result: dict[str, Any], folder: Path, *, quiet: bool, 
 def usual(task: Task, name: str, model: str | None, shared: dict[str, Any]) -> Method:
     """A method with the defaults it has on this task, and what was typed for all."""
     cls = algorithm_class(name)
-    return cls(**(settings_of(task, cls, model) | shared))
+    return cls(**(settings_of(task, cls, model) | {option: value for option, value in shared.items() if option in cls.offered()}))
 
 
 def compare_command(named_task: str | None, named_model: str | None) -> Callable[..., int]:
@@ -296,6 +296,9 @@ def compare_command(named_task: str | None, named_model: str | None) -> Callable
             "start": start,
         }
         shared = typed(algorithm, optional=True)
+        for option in shared:
+            if not any(option in algorithm_class(name).offered() for name in names):
+                raise ValueError(f"--algorithm.{option.replace('_', '-')} has no effect on {' or '.join(names)}; leave it out")
         chosen = {name: usual(about, name, named_model, shared) for name in names}
         runs = [[Run(**common, method=name, seed=s, algorithm=algorithm) for name, algorithm in chosen.items()] for s in numbers]
         folder = store.claim(out or Path("runs") / comparison.identity(runs), chosen=out is not None)

@@ -37,7 +37,7 @@ def field_help(cls: type) -> dict[str, str]:
 
 def visible(cls: type) -> list[Field]:
     """The fields a user sets in this class's own section."""
-    return [f for f in fields(cls) if f.init and "section" not in f.metadata]
+    return [f for f in fields(cls) if f.init and "section" not in f.metadata and f.name not in getattr(cls, "unused", ())]
 
 
 def section(cls: type, name: str, *, optional: bool = False, defaults: Mapping[str, Any] | None = None) -> type:

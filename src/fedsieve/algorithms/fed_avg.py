@@ -1,8 +1,10 @@
 """FedAvg (McMahan et al. 2017), dense both ways, magnitude-pruned at the end. To add an algorithm, copy this file."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedsieve.algorithms.averaging import Averaging
+from fedsieve.algorithms.method import SCHEDULING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,6 +13,8 @@ class FedAvg(Averaging):
 
     A new method overrides what it does differently: `broadcast`, `project`, `client_reply`, `aggregate` or `close`.
     """
+
+    unused: ClassVar[frozenset[str]] = SCHEDULING
 
     memory: float = 1.0
     """how much of what rounding took from a broadcast stays at the server for the next round"""

@@ -1,6 +1,6 @@
 """Dense federated SGD: gradients aggregated every mini-batch, Adam at the server, one final top-m."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedsieve.algorithms.averaging import Averaging, Client, Server
-from fedsieve.algorithms.method import Method
+from fedsieve.algorithms.method import SCHEDULING, Method
 from fedsieve.core import optimizers
 from fedsieve.core.optimizers import Optimizer, StepRule
 from fedsieve.core.packets import Packet, dense_packet
@@ -22,9 +22,9 @@ class GradientExchange(Method):
 
     usual_rounds: ClassVar[int] = 50
     usual_participation: ClassVar[float] = 0.1
+    unused: ClassVar[frozenset[str]] = frozenset({"rate", "memory"})  # a server steps and has sent everything, a client differentiates
 
     steps: int = 40
-    rate: float = field(default=1.0, metadata={"section": "none"})  # cancels: a server steps, a client only differentiates
     step_rule: StepRule = StepRule.CONSTANT
     server: Optimizer = Optimizer.ADAM
     server_rate: float = 0.02
@@ -44,6 +44,8 @@ class GradientExchange(Method):
 @dataclass(frozen=True, kw_only=True)
 class FedSGD(GradientExchange, Averaging):
     """FedSGD without gates: what FLoPS would be if it never chose."""
+
+    unused: ClassVar[frozenset[str]] = GradientExchange.unused | SCHEDULING
 
     def client_step(self, objective: Objective, client: Client, batch: Batch, clock: Clock, draw: Draw) -> Client:
         """The gradient, in the place of theta; a capped or Polyak step shortens it before it is sent."""

@@ -1,6 +1,6 @@
 """What every method shares: the options that are nobody's privilege, and the arithmetic they stand for."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import inf
 from typing import Any, ClassVar, Literal
 
@@ -16,6 +16,9 @@ from fedsieve.core.selection import Budget, BudgetRule, Schedule
 from fedsieve.core.streams import Draw
 from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
 
+SCHEDULING = frozenset({"schedule", "start_density", "schedule_start", "schedule_end", "warmup"})
+"""Options about the density of messages: nothing to methods whose messages are dense, or have one support for good."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
@@ -25,6 +28,8 @@ class Method:
     usual_participation: ClassVar[float] = 0.05
     holds_everywhere: ClassVar[bool] = False
     """whether the defaults of steps and schedules are one rule for all linear tasks, not to be replaced by what was tuned on one"""
+    unused: ClassVar[frozenset[str]] = frozenset()
+    """options below that mean nothing to this method: it does not offer them and refuses another value"""
 
     density: float = field(default=0.05, metadata={"section": "run"})
     """fraction of weights that may be non-zero"""
@@ -67,6 +72,9 @@ class Method:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work while a person can still mend it."""
+        for name in sorted(self.unused):
+            if getattr(self, name) != getattr(type(self), name):
+                raise ValueError(f"{_flag(name)} has no effect on {type(self).__name__}, so it cannot be set; got {getattr(self, name)}")
         selection.kept_count(self.density, 10**18)
         at_least(1, steps=self.steps, **({} if self.batch == "all" else {"batch": self.batch}))
         at_least(0, warmup=self.warmup, memory=self.memory)
@@ -79,6 +87,11 @@ class Method:
             )
         if self.bits not in PRECISIONS:
             raise ValueError(f"bits must be one of {', '.join(map(str, PRECISIONS))}, the precisions of a message; got {self.bits}")
+
+    @classmethod
+    def offered(cls) -> frozenset[str]:
+        """The options of this method, those of other sections apart."""
+        return frozenset(f.name for f in fields(cls) if "section" not in f.metadata) - cls.unused
 
     # What the round needs to know
 

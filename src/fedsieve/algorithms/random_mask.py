@@ -1,6 +1,7 @@
 """The control: a random support, fixed at the start, trained under the mask."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -9,18 +10,17 @@ from torch import Tensor
 from fedsieve.algorithms.averaging import Server
 from fedsieve.algorithms.fed_ht import Thresholding
 from fedsieve.algorithms.gradual import Masked
+from fedsieve.algorithms.method import SCHEDULING
 from fedsieve.core import selection
 from fedsieve.core.streams import Draw
-from fedsieve.core.types import Clock, Layout
+from fedsieve.core.types import Layout
 
 
 @dataclass(frozen=True, kw_only=True)
 class RandomMask(Masked, Thresholding):
     """m weights drawn at random; nothing about the data decides which."""
 
-    def message_density(self, clock: Clock) -> float:
-        """One mask for good: no warm-up and no schedule, or weights outside it would be sent."""
-        return self.density
+    unused: ClassVar[frozenset[str]] = SCHEDULING  # one mask for good, or weights outside it would be sent
 
     def init(self, layout: Layout, weights: Float[Tensor, " p"], draw: Draw) -> Server:
         """The start, zero outside a random mask."""

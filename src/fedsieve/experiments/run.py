@@ -218,7 +218,7 @@ class Run:
     def config(self) -> dict[str, Any]:
         """Everything that decides the result, as plain values: what config.toml holds."""
         top = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name not in ("data", "federation", "gates", "algorithm")}
-        algorithm = {f.name: _plain(getattr(self.algorithm, f.name)) for f in fields(self.algorithm) if "section" not in f.metadata}
+        algorithm = {f.name: _plain(getattr(self.algorithm, f.name)) for f in fields(self.algorithm) if f.name in self.algorithm.offered()}
         sections = {"data": self.data, "federation": self.federation, "gates": self.gates}
         return {**top, **{name: {k: _plain(v) for k, v in asdict(part).items()} for name, part in sections.items()}, "algorithm": algorithm}
 

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -207,7 +207,7 @@ def settings_of(task: Task, method: type[Method], model: str | None) -> dict[str
     """Defaults of a method on this task, or for a module of the user's own; a method with a schedule of its own keeps it."""
     settings = dict(CAREFUL if model is not None and ":" in str(model) else task.settings)
     settings |= task.sieve if method.holds_everywhere else task.tuned
-    own = {field.name for field in fields(method)}
+    own = method.offered()
     if method.schedule is not Method.schedule:
         own -= {*FALLING, "schedule_end"}
     return {name: value for name, value in settings.items() if name in own}

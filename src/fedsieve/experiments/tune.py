@@ -17,10 +17,11 @@ from fedsieve.experiments.run import Judge, Run
 from fedsieve.experiments.study import Cell, Study, compute
 
 CHOSEN = "chosen.json"
-FACTORS = (1.0, 0.5, 2.0)
+FACTORS = (1.0, 0.5, 2.0, 0.25, 4.0, 0.125)
 BATCHES = (64, 32)
 FALLING = {"schedule": Schedule.CUBIC, "start_density": 0.3}
-SIZE = len(FACTORS) * len(BATCHES) * 2
+SIZE = 12
+"""Step sizes 1, 1/2 and 2 with two batches, with and without a schedule; methods without one try more step sizes."""
 
 
 def configurations(method: Method, budget: int, fixed: frozenset[str] = frozenset()) -> list[dict[str, Any]]:
@@ -30,7 +31,7 @@ def configurations(method: Method, budget: int, fixed: frozenset[str] = frozense
     for factor, batch, falling in product(FACTORS, (method.batch, *BATCHES), (False, True)):
         options = {rate: factor * getattr(method, rate), "batch": batch}
         options |= FALLING if falling else {"schedule": Schedule.CONSTANT}
-        changed = {name: value for name, value in options.items() if name not in fixed and value != getattr(method, name)}
+        changed = {name: value for name, value in options.items() if name in method.offered() - fixed and value != getattr(method, name)}
         if changed not in found:
             found.append(changed)
     return found[:budget]

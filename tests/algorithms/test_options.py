@@ -1,0 +1,80 @@
+"""Nothing a user sets is silently ignored: each option a method offers changes its run, and what it does not offer it refuses."""
+
+import pytest
+import torch
+
+from fedsieve.algorithms import METHODS, algorithm_class
+from fedsieve.algorithms.method import Method
+from fedsieve.cli import main
+from fedsieve.core.optimizers import Optimizer, StepRule
+from fedsieve.core.selection import Schedule
+from fedsieve.data.synthetic import Synthetic
+from fedsieve.experiments.execute import execute
+from fedsieve.experiments.problem import Problem
+from fedsieve.experiments.run import Federation, Run
+
+FALLING = {"schedule": Schedule.CUBIC}
+MOMENTUM = {"server": Optimizer.MOMENTUM}
+OTHER = {
+    "batch": ({}, 4),
+    "steps": ({}, 7),
+    "rate": ({}, 0.37),
+    "final_rate": ({}, 0.5),
+    "step_rule": ({"rate": 0.01}, None),
+    "clip": ({}, 0.01),
+    "bits": ({}, 4),
+    "schedule": ({}, None),
+    "start_density": (FALLING, 0.9),
+    "schedule_start": (FALLING, 0.3),
+    "schedule_end": (FALLING, 0.9),
+    "warmup": ({}, 2),
+    "server": ({}, Optimizer.MOMENTUM),
+    "server_rate": ({}, 0.7),
+    "server_momentum": (MOMENTUM, 0.5),
+    "memory": ({}, 0.33),
+}
+"""What else is set, and another value; None: the one of two that is not the method's own."""
+SWAPPED = {"step_rule": (StepRule.CONSTANT, StepRule.POLYAK), "schedule": (Schedule.CONSTANT, Schedule.CUBIC)}
+
+
+def outcome(method, **options):
+    run = Run(
+        task="lr",
+        method=method,
+        density=0.1,
+        rounds=4,
+        data=Synthetic(rows=150, features=20, true_density=0.1),
+        federation=Federation(clients=8, participation=0.5),
+        algorithm=algorithm_class(method)(**{"steps": 3, "batch": 8, **options}),
+    )
+    steps = list(execute(run, Problem(run)))
+    return [part for part in steps[-1].round.server if isinstance(part, torch.Tensor)], [step.row["bytes_up"] for step in steps]
+
+
+@pytest.mark.usefixtures("few_test_rows")
+@pytest.mark.parametrize("method", METHODS)
+def test_every_shared_option_a_method_offers_changes_its_run(method):
+    cls = algorithm_class(method)
+    assert Method.offered() - {"budget"} == OTHER.keys()  # budgets need several layers
+    for name in cls.offered() & OTHER.keys():
+        around, value = OTHER[name]
+        around = {key: setting for key, setting in around.items() if key in cls.offered()}
+        if name in SWAPPED:
+            value = next(v for v in SWAPPED[name] if v is not getattr(cls, name))
+        (before, sent), (after, sent_then) = outcome(method, **around), outcome(method, **around, **{name: value})
+        assert sent != sent_then or not all(map(torch.equal, before, after)), name
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_a_method_does_not_offer_it_refuses(method):
+    cls = algorithm_class(method)
+    for name in cls.unused:
+        around, value = OTHER[name]
+        around = {key: setting for key, setting in around.items() if key in cls.offered()}
+        with pytest.raises(ValueError, match=f"algorithm.{name.replace('_', '-')} has no effect on {cls.__name__}"):
+            cls(**around, **{name: Schedule.CUBIC if value is None else value})
+
+
+def test_compare_refuses_an_option_that_no_method_has(capsys):
+    assert main(["compare", "--methods", "fed-sgd,fed-avg", "--algorithm.warmup", "3"]) == 2
+    assert "--algorithm.warmup has no effect on fed-sgd or fed-avg; leave it out" in capsys.readouterr().err
