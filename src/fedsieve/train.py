@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedsieve.core.packets import Packet, opening
+from fedsieve.core.screening import Screen, screened
 from fedsieve.core.selection import exact_floor
 from fedsieve.core.streams import key, server_drawer, stream
 from fedsieve.core.types import Algorithm, Bytes, Clock, Exchange, Objective
@@ -70,10 +71,12 @@ def train(
     first: int = 0,
     tune: Exchange | None = None,
     known_start: bool = True,
+    screen: Screen = Screen(),  # noqa: B008
 ) -> Iterator[Round]:
     """Run the rounds [first, rounds). `tune` is an exchange with rows the server owns itself: no bytes, for every method alike.
 
-    Where every party can draw the start (`known_start`), the first downlink is the seed.
+    Where every party can draw the start (`known_start`), the first downlink is the seed. Replies count only if they pass `screen`.
+    A round in which nobody answers changes nothing.
     """
     for number in range(first, rounds):
         cohort = sample_cohort(population, participation, seed, number)
@@ -86,6 +89,7 @@ def train(
             packet = algorithm.broadcast(server, clock, draw)
             drawn = known_start and number == 0 and turn == 0
             came = exchange(clock, opening(seed, packet.size) if drawn else packet, cohort)
+            came = screened(algorithm, packet, came, cohort, screen, dtype)
             if came.replies:
                 server = algorithm.aggregate(server, packet, came.replies, clock, draw)
             if tune is not None:
@@ -96,5 +100,6 @@ def train(
             down, up = down.plus(came.down), up.plus(came.up)
             replied.update(reply.client for reply in came.replies)
             rejected += came.rejected
-        server = algorithm.close(server, Clock(number, rounds, algorithm.exchanges - 1))
+        if replied or tune is not None:
+            server = algorithm.close(server, Clock(number, rounds, algorithm.exchanges - 1))
         yield Round(number, server, cohort, sorted(replied), rejected, down, up)

@@ -227,13 +227,6 @@ def decode(data: bytes, address: Address, size: int, reference: torch.Tensor | N
     )
 
 
-def require(packet: Packet, names: frozenset[str]) -> None:
-    """Refuse a packet that is not made of these fields and scalars: well-formed is not yet a reply."""
-    found = frozenset((*packet.fields, *packet.scalars))
-    if packet.seed is not None or found != names:
-        raise PacketError(f"holds {', '.join(sorted(found)) or 'nothing'}; expected {', '.join(sorted(names))}")
-
-
 def _lookup(table: tuple[str, ...], number: int, what: str) -> str:
     if number >= len(table):
         raise PacketError(f"unknown {what} {number}")

@@ -75,11 +75,12 @@ def test_one_packet_of_a_stack_is_the_packet_of_that_client_alone():
     assert torch.equal(stack.at(2).dense("theta", torch.float64), alone.at(0).dense("theta", torch.float64))
 
 
-def test_a_packet_knows_whether_its_numbers_are_numbers():
-    values = vectors(3, 10)
-    values[1, 4] = float("nan")
-    for bits in (32, 16, 8, 4):
-        assert packets.dense_packet({"theta": values}, bits, draw(3)).finite().tolist() == [True, False, True]
+def test_a_field_lies_over_a_background_which_shows_where_the_packet_is_silent():
+    under, support = torch.arange(10.0), torch.tensor([2, 7])
+    packet = packets.sparse_packet(support, {"theta": vectors(1, 10)[0]}, 32, draw())
+    laid = packet.over("theta", under.double())
+    assert torch.equal(laid[support], packet.fields["theta"].decode(torch.float64))
+    assert torch.equal(laid[[0, 1, 3, 4, 5, 6, 8, 9]], under[[0, 1, 3, 4, 5, 6, 8, 9]].double())
 
 
 def test_the_papers_formula_counts_four_bytes_a_value_and_no_positions():

@@ -1,6 +1,7 @@
 """Dense federated SGD: gradients aggregated every mini-batch, Adam at the server, one final top-m."""
 
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar
 
 import torch
@@ -23,6 +24,8 @@ class GradientExchange(Method):
     usual_rounds: ClassVar[int] = 50
     usual_participation: ClassVar[float] = 0.1
     unused: ClassVar[frozenset[str]] = frozenset({"rate", "memory"})  # a server steps and has sent everything, a client differentiates
+    usual_norm_limit: ClassVar[float] = inf
+    """none: where rows are separable, most gradients are as good as zero and an honest one is not"""
 
     steps: int = 40
     step_rule: StepRule = StepRule.CONSTANT

@@ -1,5 +1,6 @@
 """FLoPS-PA, Algorithm 2 (L171-204): parameters and gates averaged once a round, the top m of both in each message."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -139,6 +140,12 @@ class FlopsPA(Gated):
         """theta~ (zero where the packet is silent) and z, or log_alpha where that is what was sent."""
         field = "gates" if self.message is Message.GATES else "log_alpha"
         return packet.dense("weights", dtype), packet.dense(field, dtype, packet.scalar("rest_gate", dtype))
+
+    def read(self, packet: Packet, dtype: torch.dtype, rest: Mapping[str, Tensor] | None = None) -> dict[str, Float[Tensor, " _n"]]:
+        """theta and its gates; of gates a packet is never silent, the rest gate speaks for those it does not name."""
+        weights, gate = self.receive(packet, dtype)
+        theta = weights * gate.clamp_min(GATE_MARGIN) if self.message is Message.GATES else weights
+        return {"theta": theta if rest is None else torch.where(packet.mask(dtype) > 0, theta, rest["theta"]), "gate": gate}
 
     def log_alpha_of(self, gate: Float[Tensor, "*k p"]) -> Float[Tensor, "*k p"]:
         """phi from what was received: z inverted, noise ignored (L171), or log_alpha itself."""

@@ -1,5 +1,6 @@
 """What every method shares: the options that are nobody's privilege, and the arithmetic they stand for."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from math import inf
 from typing import Any, ClassVar, Literal
@@ -26,6 +27,8 @@ class Method:
 
     usual_rounds: ClassVar[int] = 100
     usual_participation: ClassVar[float] = 0.05
+    usual_norm_limit: ClassVar[float] = 100.0
+    """how many times as far as the cohort's median a reply may move; honest ones were seen to move 30 times as far"""
     holds_everywhere: ClassVar[bool] = False
     """whether the defaults of steps and schedules are one rule for all linear tasks, not to be replaced by what was tuned on one"""
     unused: ClassVar[frozenset[str]] = frozenset()
@@ -191,6 +194,19 @@ class Method:
     def pack_dense(self, vector: Float[Tensor, "*k p"], draw: Draw) -> Packet:
         """All of a vector as a message."""
         return dense_packet({"theta": vector}, self.bits, draw)
+
+    def read(self, packet: Packet, dtype: torch.dtype, rest: Mapping[str, Tensor] | None = None) -> dict[str, Float[Tensor, " _n"]]:
+        """What a packet says, part by part: fields as full vectors, `rest` (or 0) where it is silent, scalars as vectors of one."""
+        under = rest or {}
+        fields = {name: packet.over(name, under[name]) if name in under else packet.dense(name, dtype) for name in packet.fields}
+        return fields | {name: packet.scalar(name, dtype)[None] for name in packet.scalars}
+
+    def moved(self, packet: Packet, replies: Sequence[Reply], dtype: torch.dtype) -> dict[str, Float[Tensor, "k _n"]]:
+        """Each reply less the broadcast, 0 where it is silent: an absent entry is no change. What was not broadcast is a difference."""
+        sent = self.read(packet, dtype)
+        said = [self.read(reply.packet, dtype, sent) for reply in replies]
+        stacks = {name: torch.stack([parts[name] for parts in said]) for name in said[0]}
+        return {name: stack - sent[name] if name in sent else stack for name, stack in stacks.items()}
 
     def mean_of(self, replies: list[Reply], field: str, like: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
         """The cohort's weighted mean of a field, zeros where a packet is silent."""

@@ -4,7 +4,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from fedsieve.core.streams import Draw
@@ -73,6 +73,11 @@ class Packet(NamedTuple):
         background = torch.as_tensor(rest, dtype=dtype, device=values.device)[..., None].expand(*values.shape[:-1], self.size)
         return background.scatter(-1, self.support, values)
 
+    def over(self, field: str, background: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
+        """The field laid over a full vector, which shows where the packet is silent."""
+        values = self.fields[field].decode(background.dtype)
+        return values if self.support is None else background.scatter(-1, self.support, values)
+
     def mask(self, dtype: torch.dtype) -> Tensor:
         """1 where the packet speaks, 0 where it is silent."""
         if self.support is None:
@@ -91,11 +96,6 @@ class Packet(NamedTuple):
             {name: Values(v.codes[i], None if v.scale is None else v.scale[i], v.coding) for name, v in self.fields.items()},
             {name: s[i] for name, s in self.scalars.items()},
         )
-
-    def finite(self) -> Bool[Tensor, "*k"]:
-        """Whether every number in each packet is one."""
-        parts = [v.codes.isfinite().all(-1) if v.scale is None else v.scale.isfinite() for v in self.fields.values()]
-        return torch.stack([*parts, *(s.isfinite() for s in self.scalars.values())]).all(0)
 
     @property
     def formula_bytes(self) -> int:

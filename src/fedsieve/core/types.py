@@ -177,6 +177,14 @@ class Algorithm(Protocol):
         """What each client of the stack sends back."""
         ...
 
+    def read(self, packet: Packet, dtype: Any) -> dict[str, Tensor]:
+        """What a packet says, part by part, as full vectors."""
+        ...
+
+    def moved(self, packet: Packet, replies: Sequence[Reply], dtype: Any) -> dict[str, Tensor]:
+        """The difference of each reply to the broadcast, part by part (k, n): 0 where a reply is silent."""
+        ...
+
     def aggregate(self, server: Any, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Any:
         """The server after the replies to `packet`."""
         ...

@@ -25,21 +25,17 @@ class Batched(Loop):
         address = wire.Address(self.fingerprint, clock.round, clock.exchange)
         received = self.opened(packet, clock)
         replies: list[Reply] = []
-        rejected: list[tuple[int, str]] = []
         down, up = weigh(wire.encode(packet, address)).times(len(clients)), Bytes()
         for chunk in self._chunks(clients):
             packets = self.answer(received, clock, chunk)
-            for i, (client, finite) in enumerate(zip(chunk, packets.finite().tolist(), strict=True)):
+            for i, client in enumerate(chunk):
                 reply = packets.at(i)
                 if not self.sample_bytes:
                     up = up.plus(weigh(wire.encode(reply, address, received.support)))
                 elif up == Bytes():
                     up = weigh(wire.encode(reply, address, received.support)).times(len(clients))
-                if finite:
-                    replies.append(Reply(client, reply, self.rows.examples(client)))
-                else:
-                    rejected.append((client, "a value is not finite"))
-        return Exchanged(replies, rejected, down, up)
+                replies.append(Reply(client, reply, self.rows.examples(client)))
+        return Exchanged(replies, [], down, up)
 
     def _chunks(self, clients: Sequence[int]) -> Iterator[list[int]]:
         """Clients that can be stacked (as many rows a step) and fit the cache together, in order; sparse rows differ, so one by one."""

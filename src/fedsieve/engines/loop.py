@@ -35,7 +35,6 @@ class Loop(Local):
             down, up = down.plus(weigh(encoded)), up.plus(weigh(answer))
             try:
                 reply = wire.decode(answer.join(), address, self.objective.layout.size, support)
-                wire.require(reply, self.algorithm.reply_fields)
                 replies.append(Reply(client, reply, self.rows.examples(client)))
             except wire.PacketError as problem:
                 rejected.append((client, str(problem)))

@@ -78,6 +78,7 @@ def execute(run: Run, problem: Problem | None = None, standing: Standing | None 
         first=standing.rounds,
         tune=tune,
         known_start=run.start is None,
+        screen=problem.screen,
     )
     began = time.perf_counter() - standing.seconds
     for done in rounds:

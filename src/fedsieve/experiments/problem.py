@@ -9,6 +9,7 @@ from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from fedsieve import metrics
+from fedsieve.core.screening import Screen
 from fedsieve.core.types import Exchange
 from fedsieve.data.spread import Drawn, Spread
 from fedsieve.engines.batched import Batched
@@ -71,6 +72,12 @@ class Problem:
     def population(self) -> Population:
         """Who may be picked."""
         return Population(len(self.counts), np.flatnonzero(self.counts).tolist())
+
+    @property
+    def screen(self) -> Screen:
+        """What a reply may be at most."""
+        federation = self.run.federation
+        return Screen(norm_limit=federation.norm_limit, most_examples=federation.most_examples or int(self.counts.max()))
 
     @cached_property
     def rows(self) -> Rows:

@@ -80,6 +80,10 @@ class Federation:
     """clients subtract the mean of their own features, and of their targets in regression"""
     server_rows: int = 0
     """rows the server owns and tunes on after every exchange"""
+    norm_limit: float | None = None
+    """a reply is rejected if it moves so many times as far as the cohort's median (default: 100; none for gradient methods)"""
+    most_examples: int | None = None
+    """a reply that claims more examples is rejected (default: what the largest client holds)"""
 
     def __post_init__(self) -> None:
         """Refuse federations nobody could form."""
@@ -93,6 +97,12 @@ class Federation:
             raise ValueError(f"federation.alpha is a Dirichlet parameter and must be above 0 and finite; got {self.alpha:g}")
         if self.server_rows < 0:
             raise ValueError(f"federation.server-rows must be at least 0; got {self.server_rows}")
+        if self.norm_limit is not None and not self.norm_limit >= 1:
+            raise ValueError(
+                f"federation.norm-limit must be at least 1, or half of every cohort would be rejected; got {self.norm_limit:g}"
+            )
+        if self.most_examples is not None and self.most_examples < 1:
+            raise ValueError(f"federation.most-examples must be at least 1, or every reply would be rejected; got {self.most_examples}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +156,8 @@ class Run:
             federation = replace(federation, participation=self._usual_participation(algorithm, federation))
         if federation.weights is None:
             federation = replace(federation, weights=task.weights or algorithm.weights)
+        if federation.norm_limit is None:
+            federation = replace(federation, norm_limit=algorithm.usual_norm_limit)
         if self.rounds is None:
             set_field(self, "rounds", algorithm.usual_rounds)
         set_field(self, "federation", federation)

@@ -1,0 +1,107 @@
+"""Replies looked at before they count: one broken or hostile client must not spoil the model. Every engine's replies pass here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fedsieve.core.gates import LOG_ALPHA_LIMIT
+from fedsieve.core.packets import SCALED, Coding, Packet, Values
+from fedsieve.core.types import Algorithm, Exchanged, Reply
+
+KINDS = {Coding.FLOAT32: torch.float32, Coding.FLOAT16: torch.float16, Coding.UNIT8: torch.uint8}
+"""How codes are held; of all others as int8."""
+GATES = frozenset({"gates", "gate", "log_alpha", "kept_gate", "rest_gate"})
+"""Parts and fields that are gates: they have limits of their own."""
+GATE_LIMIT = 1.01 * LOG_ALPHA_LIMIT
+"""A gate lies in [0, 1], a log_alpha within its limit; rounding may add a hair."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Screen:
+    """What a reply may be at most."""
+
+    norm_limit: float = inf
+    """norm of a reply's difference to the broadcast, over the median norm of the cohort"""
+    most_examples: int = 2**63 - 1
+    """examples a client may claim"""
+
+
+def screened(algorithm: Algorithm, packet: Packet, came: Exchanged, cohort: Sequence[int], screen: Screen, dtype: torch.dtype) -> Exchanged:
+    """The replies that may count; the others beside those rejected already, each with its reason.
+
+    Form, claims and gates first, reply by reply. Then the norms: a difference in weights is too long if it is `norm_limit` times the
+    cohort's median and longer than what was broadcast. Where most clients have come to rest an honest one may still move a million
+    times as far as the median, but hardly as far as the whole model.
+    """
+    sound: list[Reply] = []
+    rejected = list(came.rejected)
+    waited = set(cohort)
+    for reply in came.replies:
+        problem = "it was not asked, or has answered already" if reply.client not in waited else _problem(algorithm, packet, reply, screen)
+        waited.discard(reply.client)
+        if problem is None:
+            sound.append(reply)
+        else:
+            rejected.append((reply.client, problem))
+    if not sound:
+        return came._replace(replies=[], rejected=rejected)
+    moved = algorithm.moved(packet, sound, dtype)
+    finite = torch.stack([lengths(part).isfinite() for part in moved.values()]).all(0)
+    length = weight_norms(moved)
+    model = weight_norms({name: part[None] for name, part in algorithm.read(packet, dtype).items()})
+    far = (length > screen.norm_limit * length[finite].nanmedian()) & (length > model)
+    for reply, is_finite, is_far in zip(sound, finite.tolist(), far.tolist(), strict=True):
+        if not is_finite:
+            rejected.append((reply.client, "a value is not finite"))
+        elif is_far:
+            rejected.append((reply.client, f"it moved more than {screen.norm_limit:g} times as far as the cohort's median"))
+    refused = (~finite | far).tolist()
+    return came._replace(replies=[reply for reply, no in zip(sound, refused, strict=True) if not no], rejected=rejected)
+
+
+def lengths(vectors: Float[Tensor, "k n"]) -> Float[Tensor, " k"]:
+    """Norms in double precision: no finite number overflows."""
+    return torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float64)
+
+
+def weight_norms(parts: dict[str, Float[Tensor, "k _n"]]) -> Float[Tensor, " k"]:
+    """The norm of each client's parts together, gates apart."""
+    return torch.stack([lengths(part) for name, part in parts.items() if name not in GATES]).square().sum(0).sqrt()
+
+
+def _problem(algorithm: Algorithm, packet: Packet, reply: Reply, screen: Screen) -> str | None:
+    """What is wrong with one reply, its numbers aside."""
+    said = reply.packet
+    named = {*said.fields, *said.scalars}
+    if said.seed is not None or named != algorithm.reply_fields:
+        return f"it holds {', '.join(sorted(named)) or 'nothing'}; expected {', '.join(sorted(algorithm.reply_fields))}"
+    if said.size != packet.size:
+        return f"it is for {said.size} parameters; this model has {packet.size}"
+    if said.support is not None and not _is_support(said.support, said.size):
+        return "its positions are not increasing numbers below the number of parameters"
+    count = said.size if said.support is None else len(said.support)
+    if not all(_fits(values, count) for values in said.fields.values()) or any(scalar.shape for scalar in said.scalars.values()):
+        return f"a field has not one value for each of {count} positions"
+    gates = [values.decode(torch.float32) for name, values in said.fields.items() if name in GATES]
+    gates += [scalar for name, scalar in said.scalars.items() if name in GATES]
+    if any(bool((gate.abs() > GATE_LIMIT).any()) for gate in gates):
+        return f"a gate is outside its limits: log_alpha stays within +-{LOG_ALPHA_LIMIT:g}"
+    if not 1 <= reply.examples <= screen.most_examples:
+        return f"it claims {reply.examples} examples; between 1 and {screen.most_examples} may be claimed"
+    return None
+
+
+def _is_support(support: Tensor, size: int) -> bool:
+    if support.dtype != torch.int64 or support.ndim != 1 or not len(support):
+        return False
+    return bool(support[0] >= 0) and bool(support[-1] < size) and bool((support[1:] > support[:-1]).all())
+
+
+def _fits(values: Values, count: int) -> bool:
+    kind = KINDS.get(values.coding, torch.int8)
+    scaled = values.scale is not None and values.scale.shape == () if values.coding in SCALED else values.scale is None
+    return values.codes.shape == (count,) and values.codes.dtype == kind and scaled
