@@ -12,7 +12,7 @@ _HOMES = {
     "execute": "fedsieve.experiments.execute",
     "Synthetic": "fedsieve.data.synthetic",
     "Linear": "fedsieve.objectives.linear",
-    "Loss": "fedsieve.objectives.linear",
+    "Loss": "fedsieve.objectives.losses",
     "Loop": "fedsieve.engines.loop",
     "Batched": "fedsieve.engines.batched",
     "Rows": "fedsieve.engines.rows",

@@ -1,16 +1,20 @@
 """The command line: a thin skin. Nothing here imports torch until a command needs it."""
 
+import os
 import sys
 import tomllib
 from collections import ChainMap
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from typing import Literal
 
 from cyclopts import App, CycloptsError
 from cyclopts.config import Toml
 from rich.console import Console
 
 from fedsieve import __version__
+from fedsieve.welcome import welcome
 
 ABOUT = """Federated learning that keeps only the weights that matter.
 
@@ -23,13 +27,19 @@ COMMANDS = {
     "compare": "Train several methods on the same data and seeds; one table.",
     "reproduce": "Compute a table or figure of the paper and hold it against the paper's numbers and claims.",
 }
-PAGES = {
-    "report": "Write one HTML page about one or several runs.",
-    "watch": "Serve a run's page on this machine while it trains.",
+PLAIN = {
+    "report": ("fedsieve.report.command", "Write one HTML page about one or several runs."),
+    "watch": ("fedsieve.report.command", "Serve a run's page on this machine while it trains."),
+    "inspect": ("fedsieve.use", "What a model kept: density per layer, bytes on disk, strongest features, a picture."),
+    "export": ("fedsieve.use", "Write a run's model as a file that other programs read."),
+    "predict": ("fedsieve.use", "Predict every row of a file with a run's model."),
+    "doctor": ("fedsieve.doctor", "Versions, data and optional packages on this machine."),
 }
+"""Commands with the same options whatever is typed: their home, and their help."""
+COMPLETION = "Print what makes a shell complete commands and options."
 DATA = "What data there is, how it falls on clients, where to get it."
 SECTIONS = ("data", "federation", "gates", "algorithm", "checkpoint")
-DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+DONE, FAILED, USAGE, INTERRUPTED, CLOSED = 0, 1, 2, 130, 141
 
 
 class UsageError(ValueError):
@@ -41,10 +51,16 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
-        result = build(words)(words or ["--help"], exit_on_error=False, print_error=False)
+        if not words:
+            print(welcome())
+            return DONE
+        result = build(words)(words, exit_on_error=False, print_error=False)
     except KeyboardInterrupt as stopped:
         errors.print("; ".join(("interrupted; what was finished is kept", *stopped.args)), markup=False)
         return INTERRUPTED
+    except BrokenPipeError:  # whoever read the output has gone, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED
     except CycloptsError as problem:
         errors.print(f"fedsieve: {problem}", markup=False)
         return USAGE
@@ -74,15 +90,33 @@ def build(words: list[str]) -> App:
         result_action="return_value",
     )
     asked = next((word for word in words if not word.startswith("-")), None)
+    everything = asked == "completion"
     for name, text in COMMANDS.items():
-        app.command(_command(name, words) if name == asked else _later, name=name, help=text)
-    for name, text in PAGES.items():
-        app.command(_page(name) if name == asked else _later, name=name, help=text)
+        app.command(_command(name, words) if everything or name == asked else _later, name=name, help=text)
+    for name, (home, text) in PLAIN.items():
+        app.command(getattr(import_module(home), name) if everything or name == asked else _later, name=name, help=text)
     if asked not in COMMANDS:  # beside a command called data, a settings file's section [data] would be dropped
-        app.command(data_app() if asked == "data" else App(name="data", help=DATA))
+        app.command(data_app() if everything or asked == "data" else App(name="data", help=DATA))
+    app.command(_completion(app), name="completion", help=COMPLETION)
     if asked in COMMANDS:
         app[asked].config = tuple(Toml(path, must_exist=True, use_commands_as_keys=False) for path in settings_files(words))
     return app
+
+
+def _completion(app: App) -> Callable[..., None]:
+    def completion(shell: Literal["bash", "zsh", "fish"]) -> None:
+        """Print what makes a shell complete commands and options.
+
+        For bash: `fedsieve completion bash > ~/.local/share/bash-completion/completions/fedsieve`.
+
+        Parameters
+        ----------
+        shell
+            whose
+        """
+        print(app.generate_completion(shell=shell))
+
+    return completion
 
 
 def data_app() -> App:
@@ -90,12 +124,6 @@ def data_app() -> App:
     from fedsieve import browse
 
     return browse.data_app()
-
-
-def _page(name: str) -> Callable[..., int]:
-    from fedsieve.report import command
-
-    return command.report if name == "report" else command.watch
 
 
 def _later() -> None:

@@ -25,6 +25,7 @@ from fedsieve.experiments.tune import tuned
 from fedsieve.options import Whole, section, typed
 from fedsieve.report.page import leave
 from fedsieve.show import amount, number, size
+from fedsieve.tracking import Tracker, require
 
 DEFAULT_METHOD = "sieve"
 SAMPLED = {Counting.ENCODED: "", Counting.SAMPLED: " (estimated from one reply an exchange)"}
@@ -60,6 +61,7 @@ def train_command(named_task: str | None, named: str | None, named_model: str | 
         config: Path | None = None,
         out: Path | None = None,
         resume: Path | None = None,
+        track: Tracker | None = None,
         quiet: Annotated[bool, Parameter(negative="")] = False,
         json: Annotated[bool, Parameter(negative="")] = False,
         data=Data(),  # noqa: ANN001, B008
@@ -107,6 +109,8 @@ def train_command(named_task: str | None, named: str | None, named_model: str | 
             folder of the run (default: runs/<id>)
         resume
             folder of a run that broke off: it goes on to the same bits, with the settings it has; only --rounds may be raised
+        track
+            also write every round to a tracker: on this machine, unless its own settings send it elsewhere
         quiet
             no progress and no table
         json
@@ -132,13 +136,14 @@ def train_command(named_task: str | None, named: str | None, named_model: str | 
             algorithm=cls(**typed(algorithm)),
         )
         pace = Pace(**typed(checkpoint))
+        require(track)
         if resume is not None:
             if out is not None or tune is not None:
                 raise ValueError(f"--resume {resume} goes on in its own folder with its own settings; leave out --out and --tune")
             result = folders.finished(run, resume)
             if result is None:
                 with resumable(resume):
-                    result = folders.resume(run, resume, pace, quiet=quiet)
+                    result = folders.resume(run, resume, pace, quiet=quiet, track=track)
                 leave(resume)
             elif not quiet:
                 print(f"{resume} is finished, all {run.rounds} rounds; nothing is changed", file=sys.stderr)
@@ -153,7 +158,7 @@ def train_command(named_task: str | None, named: str | None, named_model: str | 
         problem.check()
         folder = store.claim(out or Path("runs") / run.id, chosen=out is not None)
         with resumable(folder):
-            result = folders.begin(run, problem, folder, pace, quiet=quiet)
+            result = folders.begin(run, problem, folder, pace, quiet=quiet, track=track)
         leave(folder)
         show_result(run, result, folder, quiet=quiet, json=json)
         return 0

@@ -1,4 +1,4 @@
-"""A user's own rows: .npz, .csv or svmlight files, with or without a column that says whose row it is."""
+"""A user's own rows: .npz, .csv or svmlight files, with or without a column that says whose row it is. No torch here."""
 
 import csv
 from dataclasses import dataclass
@@ -11,9 +11,8 @@ from zipfile import BadZipFile
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from fedsieve.core.streams import stream
 from fedsieve.data.sources import DataError
-from fedsieve.data.spread import Drawn, Matrix, Spread, split
+from fedsieve.data.spread import Matrix
 
 MOST_CLASSES = 1000
 
@@ -51,6 +50,10 @@ class Table(NamedTuple):
     y: np.ndarray
     owner: np.ndarray | None
     names: list[str]
+    labels: tuple[str, ...] | None = None
+    """what the columns of y stand for, where there are several"""
+    first: int = 0
+    """the number the file gives its first feature"""
 
 
 @lru_cache(maxsize=2)
@@ -85,7 +88,8 @@ def read(path: Path, target: str, client: str | None) -> Table:
     return table
 
 
-def _column(names: list[str], wanted: str, what: str, path: Path) -> int:
+def column_number(names: list[str], wanted: str, what: str, path: Path) -> int:
+    """Where a name stands, or the nearest one there is."""
     if wanted not in names:
         near = get_close_matches(wanted, names, 1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"
@@ -97,36 +101,54 @@ def read_npz(path: Path, target: str, client: str | None) -> Table:
     """Arrays x, the target, and perhaps the client's; never a pickle."""
     with np.load(path, allow_pickle=False) as arrays:
         names = list(arrays)
-        x = arrays[names[_column(names, "x", "array", path)]]
-        y = arrays[names[_column(names, target, "data.target", path)]]
-        owner = None if client is None else arrays[names[_column(names, client, "data.client", path)]]
+        x = arrays[names[column_number(names, "x", "array", path)]]
+        y = arrays[names[column_number(names, target, "data.target", path)]]
+        owner = None if client is None else arrays[names[column_number(names, client, "data.client", path)]]
     x = x.reshape(len(x), -1).astype(np.float32)
     return Table(x, y, owner, [f"x{j}" for j in range(x.shape[1])])
 
 
 def read_csv(path: Path, target: str, client: str | None) -> Table:
     """A header, then numbers; target and client may be words."""
+    header, rows = read_lines(path)
+    apart = {column_number(header, target, "data.target", path)}
+    if client is not None:
+        apart.add(column_number(header, client, "data.client", path))
+    kept = [j for j in range(len(header)) if j not in apart]
+    owner = None if client is None else np.array(column(rows, header.index(client)))
+    return Table(numbers(path, header, rows, kept), targets(column(rows, header.index(target))), owner, [header[j] for j in kept])
+
+
+def read_lines(path: Path) -> tuple[list[str], list[list[str]]]:
+    """The header of a .csv file and its rows, all of one length."""
     with path.open(newline="") as file:
-        rows = list(csv.reader(file))
-    if len(rows) < 2:
+        lines = list(csv.reader(file))
+    if len(lines) < 2:
         raise DataError(f"data.path {path} needs a header line and at least one row")
-    header = [name.strip() for name in rows[0]]
-    for number, row in enumerate(rows[1:], 2):
+    header = [name.strip() for name in lines[0]]
+    for number, row in enumerate(lines[1:], 2):
         if len(row) != len(header):
             raise DataError(f"{path}, line {number}: {len(row)} columns, the header has {len(header)}")
-    apart = {_column(header, target, "data.target", path)}
-    if client is not None:
-        apart.add(_column(header, client, "data.client", path))
-    kept = [j for j in range(len(header)) if j not in apart]
+    return header, lines[1:]
+
+
+def numbers(path: Path, header: list[str], rows: list[list[str]], kept: list[int]) -> np.ndarray:
+    """Some columns as numbers."""
     try:
-        x = np.array([[row[j] for j in kept] for row in rows[1:]], dtype=np.float32)
+        return np.array([[row[j] for j in kept] for row in rows], dtype=np.float32)
     except ValueError:
-        number, j = next((n, j) for n, row in enumerate(rows[1:], 2) for j in kept if not _is_number(row[j]))
-        raise DataError(f"{path}, line {number}: column {header[j]} is {rows[number - 1][j]!r}, not a number") from None
-    words = [row[header.index(target)].strip() for row in rows[1:]]
-    y = np.array(words, dtype=np.float32) if all(map(_is_number, words)) else np.array(words)
-    owner = None if client is None else np.array([row[header.index(client)].strip() for row in rows[1:]])
-    return Table(x, y, owner, [header[j] for j in kept])
+        number, j = next((n, j) for n, row in enumerate(rows) for j in kept if not _is_number(row[j]))
+        raise DataError(f"{path}, line {number + 2}: column {header[j]} is {rows[number][j]!r}, not a number") from None
+
+
+def column(rows: list[list[str]], j: int) -> list[str]:
+    """One column as it is written."""
+    return [row[j].strip() for row in rows]
+
+
+def targets(words: list[str]) -> np.ndarray:
+    """Numbers where all are, else words."""
+    return np.array(words, dtype=np.float32) if all(map(_is_number, words)) else np.array(words)
 
 
 def _is_number(text: str) -> bool:
@@ -139,17 +161,24 @@ def _is_number(text: str) -> bool:
 
 def read_svm(path: Path, _: str, client: str | None) -> Table:
     """svmlight rows, which stay sparse; several labels a row give a 0/1 column each."""
-    from sklearn.datasets import load_svmlight_file
-
     if client is not None:
         raise DataError("data.client needs a .csv or .npz file: svmlight rows have no columns of that kind")
-    first = path.read_text().split(maxsplit=1)[:1]
-    many = bool(first) and "," in first[0]
-    x, y = load_svmlight_file(str(path), multilabel=many, dtype=np.float32)
-    if many:
-        labels = sorted({label for row in y for label in row})
-        y = np.array([[label in row for label in labels] for row in y], dtype=np.float32)
-    return Table(csr_matrix(x), np.asarray(y), None, [f"x{j}" for j in range(x.shape[1])])
+    x, y, labels = read_svmlight(path)
+    first = 0 if x.shape[1] == 0 or x[:, 0].nnz else 1  # most files number their features from 1, and leave column 0 empty
+    return Table(x[:, first:], y, None, [f"x{j}" for j in range(first, x.shape[1])], labels, first)
+
+
+def read_svmlight(path: Path) -> tuple[csr_matrix, np.ndarray, tuple[str, ...] | None]:
+    """Rows with features numbered as in the file, targets, and what the targets' columns stand for where there are several."""
+    from sklearn.datasets import load_svmlight_file
+
+    words = path.read_text().split(maxsplit=1)[:1]
+    many = bool(words) and "," in words[0]
+    x, y = load_svmlight_file(str(path), multilabel=many, dtype=np.float32, zero_based=True)
+    if not many:
+        return csr_matrix(x), np.asarray(y), None
+    labels = sorted({label for row in y for label in row})
+    return csr_matrix(x), np.array([[label in row for label in labels] for row in y], dtype=np.float32), named(np.array(labels))
 
 
 def classes(y: np.ndarray) -> np.ndarray:
@@ -162,21 +191,13 @@ def classes(y: np.ndarray) -> np.ndarray:
     return found
 
 
-def draw(data: Own, labels: bool, spread: Spread, seed: int, server_rows: int = 0) -> Drawn:
-    """The rows on their own clients, or spread by the chosen partition; some held out as test rows."""
-    table = read(data.path, data.target, data.client)
-    y = np.searchsorted(classes(table.y), table.y) if labels else table.y.astype(np.float32)
-    order = stream(seed, "test rows").permutation(len(y))
-    cut = max(1, round(data.test_fraction * len(y)))
-    test, mine, rest = order[:cut], order[cut : cut + server_rows], np.sort(order[cut + server_rows :])
-    if not len(rest):
-        raise DataError(f"{len(y)} rows leave none to train on after {cut} test rows and {server_rows} for the server")
-    if table.owner is None:
-        parts = split(table.x[rest], y[rest] if labels else None, spread, stream(seed, "partition"))
-    else:
-        names = np.unique(table.owner)
-        rng = stream(seed, "own order")
-        parts = [rng.permutation(np.flatnonzero(table.owner[rest] == name)) for name in names]
-    placed = rest[np.concatenate(parts)]
-    counts = np.array([len(part) for part in parts])
-    return Drawn(table.x[placed], y[placed], counts, table.x[test], y[test], table.x[mine], y[mine])
+def named(found: np.ndarray) -> tuple[str, ...]:
+    """Targets as people write them: 1, not 1.0."""
+    return tuple(f"{value:g}" if found.dtype.kind == "f" else str(value) for value in found)
+
+
+def class_names(table: Table) -> tuple[str, ...]:
+    """What a model of these rows tells apart."""
+    if table.y.ndim == 1:
+        return named(classes(table.y))
+    return table.labels or tuple(map(str, range(table.y.shape[1])))

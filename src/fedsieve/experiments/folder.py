@@ -7,20 +7,24 @@ from typing import Any
 
 from fedsieve import checkpoint
 from fedsieve.experiments import store
+from fedsieve.experiments.card import model_of
 from fedsieve.experiments.describe import describe
 from fedsieve.experiments.execute import execute, opening, summary
 from fedsieve.experiments.journal import Journal, Pace, Past, past
-from fedsieve.experiments.models import packed
 from fedsieve.experiments.problem import Problem
 from fedsieve.experiments.restore import restore
 from fedsieve.experiments.run import Run
+from fedsieve.model import pack
 from fedsieve.show import Counted, number
+from fedsieve.tracking import Tracker, tracking
 
 FIXED = ("metric", "layout", "truth", "clients")
 """What of run.json must be the same when a run goes on: the data and the model are those it began with."""
 
 
-def begin(run: Run, problem: Problem, folder: Path, pace: Pace | None = None, *, quiet: bool) -> dict[str, Any]:
+def begin(
+    run: Run, problem: Problem, folder: Path, pace: Pace | None = None, *, quiet: bool, track: Tracker | None = None
+) -> dict[str, Any]:
     """Execute a run from its first round and leave everything in its folder."""
     with store.held(folder):
         write_settings(folder, run, describe(run, problem))
@@ -30,7 +34,7 @@ def begin(run: Run, problem: Problem, folder: Path, pace: Pace | None = None, *,
                 f"from about 0.17 they start open",
                 file=sys.stderr,
             )
-        return go_on(run, problem, folder, Past(opening(run), [], [], []), pace or Pace(), quiet=quiet)
+        return go_on(run, problem, folder, Past(opening(run), [], [], []), pace or Pace(), quiet=quiet, track=track)
 
 
 def finished(run: Run, folder: Path) -> dict[str, Any] | None:
@@ -43,7 +47,7 @@ def finished(run: Run, folder: Path) -> dict[str, Any] | None:
     return json.loads(result.read_text()) if result.exists() and run.rounds == before.rounds else None
 
 
-def resume(run: Run, folder: Path, pace: Pace | None = None, *, quiet: bool) -> dict[str, Any]:
+def resume(run: Run, folder: Path, pace: Pace | None = None, *, quiet: bool, track: Tracker | None = None) -> dict[str, Any]:
     """Go on with a run from its newest whole checkpoint; with more rounds than it had, its schedules follow the new number from here."""
     with store.held(folder):
         done, damaged = past(folder, run)
@@ -56,19 +60,20 @@ def resume(run: Run, folder: Path, pace: Pace | None = None, *, quiet: bool) -> 
             write_settings(folder, run, about)
         if not quiet:
             print(f"{folder}: {done.standing.rounds} of {run.rounds} rounds are done, going on", file=sys.stderr)
-        return go_on(run, problem, folder, done, pace or Pace(), quiet=quiet)
+        return go_on(run, problem, folder, done, pace or Pace(), quiet=quiet, track=track)
 
 
-def go_on(run: Run, problem: Problem, folder: Path, done: Past, pace: Pace, *, quiet: bool) -> dict[str, Any]:
+def go_on(run: Run, problem: Problem, folder: Path, done: Past, pace: Pace, *, quiet: bool, track: Tracker | None) -> dict[str, Any]:
     """Train from where the run stands to its end."""
     bar = Counted(run.rounds, run.method, "round", quiet=quiet, finished=done.standing.rounds)
     with store.writing(folder):
-        with Journal(folder, run, pace, done) as journal, bar:
+        with tracking(track, folder, run.config) as log, Journal(folder, run, pace, done) as journal, bar:
             for step in execute(run, problem, done.standing):
                 journal.add(step)
+                log(step.row)
                 bar.advance(f"{run.metric} {number(step.row[run.metric])}")
         theta = run.algorithm.theta(journal.server)
-        store.replace(folder / store.MODEL, packed(theta, run.objective.layout))
+        store.replace(folder / store.MODEL, pack(model_of(run, problem, theta)))
         result = {**summary(run, problem, journal.rows, theta), "run": str(folder)}
         store.replace(folder / store.RESULT, json.dumps(result, indent=1).encode())
     return result

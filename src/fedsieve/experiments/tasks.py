@@ -18,7 +18,7 @@ from fedsieve.core.aggregation import Weighting
 from fedsieve.core.optimizers import StepRule
 from fedsieve.core.selection import BudgetRule, Schedule
 from fedsieve.core.types import Objective
-from fedsieve.data import files, own
+from fedsieve.data import assigned, files, own
 from fedsieve.data.files import Files
 from fedsieve.data.own import Own
 from fedsieve.data.partition import Partition
@@ -140,7 +140,7 @@ def file_task(data: Own, model: str | None) -> Task:
         about="your own rows",
         loss=loss,
         options=Own,
-        draw=lambda options, spread, seed, server_rows: own.draw(options, labels, spread, seed, server_rows),
+        draw=lambda options, spread, seed, server_rows: assigned.draw(options, labels, spread, seed, server_rows),
         objective=objective,
         clients=min(100, max(1, table.x.shape[0] // 20)) if table.owner is None else len(np.unique(table.owner)),
         partition=Partition.LABEL if labels else Partition.QUANTITY,
@@ -199,7 +199,7 @@ TASKS = {
         density=0.005,
         sieve=WHOLE,
     ),
-    "file": Task(about="your own rows", loss=Loss.SQUARED, options=Own, draw=own.draw, objective=lambda *_: None),
+    "file": Task(about="your own rows", loss=Loss.SQUARED, options=Own, draw=assigned.draw, objective=lambda *_: None),
 }
 
 

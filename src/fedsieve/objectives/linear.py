@@ -1,7 +1,6 @@
 """Linear models in closed form: LR, LG, MC and multi-label, one batched product each way for a whole cohort."""
 
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 
 import numpy as np
 import torch
@@ -12,16 +11,7 @@ from torch.nn import functional
 
 from fedsieve.core.streams import Draw, normal
 from fedsieve.core.types import Batch, Layout
-
-
-class Loss(StrEnum):
-    """The loss of one row, averaged over rows (decision A4: against y, squares without 1/2)."""
-
-    SQUARED = "squared"
-    LOGISTIC = "logistic"
-    SOFTMAX = "softmax"
-    MULTILABEL = "multilabel"
-
+from fedsieve.objectives.losses import Loss
 
 CURVATURE = {Loss.SQUARED: 2.0, Loss.LOGISTIC: 0.25, Loss.SOFTMAX: 0.5, Loss.MULTILABEL: 0.25}
 """The largest second derivative of the loss in the logits."""

@@ -1,5 +1,7 @@
 """Which weights were kept: overlaps between rounds, gates, what was found of the truth, layers, pictures of masks."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from scipy.sparse import csr_matrix
 
@@ -99,7 +101,7 @@ def what_was_kept(run: Record, budget: Budget) -> Markup | None:
     if layout is None or index is None:
         return None
     value = run.value if run.value is not None else np.ones(len(index))
-    parts = [table_of_layers(layout, index, value), strongest(run, layout, index, value)]
+    parts = [table_of_layers(layout, index, value), strongest_weights(layout, index, value, STRONGEST, run.about.get("truth"))]
     drawn = [figure_of_layers(parts[0], budget), tag("div", table(parts[1], budget))]
     if run.task in IMAGES:
         drawn.append(masks(run, layout, index, value, budget))
@@ -133,17 +135,29 @@ def figure_of_layers(data: Table, budget: Budget) -> Markup:
     return figure("Density of each layer", says + ".", tag("ul", *bars, class_="meters"), data, budget)
 
 
-def strongest(run: Record, layout: dict, index: np.ndarray, value: np.ndarray) -> Table:
-    """The largest weights, where they stand, and whether they are true."""
-    truth = set(run.about.get("truth") or ())
-    known = run.about.get("truth") is not None
-    rows = []
-    for i in np.argsort(-np.abs(value), kind="stable")[:STRONGEST]:
+def strongest_weights(layout: dict, index: np.ndarray, value: np.ndarray, most: int, truth: list[int] | None = None) -> Table:
+    """The largest weights, where they stand, and whether they are true where that is known."""
+    true, rows = set(truth or ()), []
+    for i in np.argsort(-np.abs(value), kind="stable")[:most]:
         at = int(index[i])
         home = next(((n, p) for n, p in layout["layers"].items() if p["start"] <= at < p["stop"]), None)
         place = "free" if home is None else f"{home[0]}[{', '.join(map(str, np.unravel_index(at - home[1]['start'], home[1]['shape'])))}]"
-        rows.append((place, float(value[i]), *([at in truth] if known else [])))
-    return Table(f"The {len(rows)} strongest of {len(index)} weights", ["place", "weight", *(["true"] if known else [])], rows)
+        rows.append((place, float(value[i]), *([] if truth is None else [at in true])))
+    columns = ["place", "weight", *([] if truth is None else ["true"])]
+    return Table(f"The {len(rows)} strongest of {len(index)} weights", columns, rows)
+
+
+def strongest_features(coef: csr_matrix, names: Sequence[str] | None, first: int, most: int) -> Table:
+    """The features a linear model leans on: their weight where it has one output, else the norm of their weights over all."""
+    single = coef.shape[0] == 1
+    strength = np.sqrt(np.asarray(coef.multiply(coef).sum(0)).ravel())
+    used = int((strength > 0).sum())
+    order = np.argsort(-strength, kind="stable")[: min(most, used)]
+    weights, outputs = coef.toarray()[0] if single else strength, np.diff(coef.tocsc().indptr)
+    called = [f"x{j + first}" if names is None else names[j] for j in order]
+    rows = [(name, float(weights[j]), *([] if single else [int(outputs[j])])) for name, j in zip(called, order, strict=True)]
+    columns = ["feature", "weight"] if single else ["feature", "norm of its weights", "outputs it serves"]
+    return Table(f"The {len(rows)} strongest of {used} features in use, of {coef.shape[1]}", columns, rows)
 
 
 def masks(run: Record, layout: dict, index: np.ndarray, value: np.ndarray, budget: Budget) -> Markup:
