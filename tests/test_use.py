@@ -72,6 +72,7 @@ def named(given, *features):
 def saved(tmp_path, monkeypatch):
     """Write a model into this test's own folder."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
 
     def save(given, format=Format.SAFETENSORS, name="model"):
         path = tmp_path / (name + export.SUFFIX[format])

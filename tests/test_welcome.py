@@ -17,6 +17,7 @@ KNOWN = {*COMMANDS, *PLAIN, "data", "completion"}
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
 
 
 def left(folder, *names):

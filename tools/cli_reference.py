@@ -4,17 +4,17 @@ import contextlib
 import io
 import os
 from pathlib import Path
+from unittest.mock import patch
 
 TARGET = Path(__file__).parent.parent / "docs" / "cli.md"
 
 
 def help_of(*words: str) -> str:
     """What `fedsieve WORDS --help` prints, in 100 columns."""
-    os.environ.update(COLUMNS="100", NO_COLOR="1", TERM="dumb")
     from fedsieve.cli import main
 
     out = io.StringIO()
-    with contextlib.redirect_stdout(out):
+    with patch.dict(os.environ, COLUMNS="100", NO_COLOR="1", TERM="dumb"), contextlib.redirect_stdout(out):
         assert main([*words, "--help"]) == 0
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
 
