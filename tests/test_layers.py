@@ -27,7 +27,7 @@ OUTSIDE = {
     "wire": {"torch", "numpy"},
     "durable": set(),
     "checkpoint": {"torch", "numpy", "safetensors"},
-    "engines": {"torch", "numpy", "scipy"},
+    "engines": {"torch", "numpy"},
 }
 
 

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 
 from fedsieve.core.packets import SCALED, Coding, Packet, Values
+from fedsieve.core.streams import key
+from fedsieve.core.types import Layout
 
 MAGIC = b"fS"
 VERSION = 1
@@ -36,6 +38,11 @@ class Address(NamedTuple):
     fingerprint: int
     round: int
     exchange: int
+
+
+def fingerprint(method: str, layout: Layout) -> int:
+    """Of model and method: a packet of another one is refused."""
+    return key(0, method, *layout.layers, layout.size) & 0xFFFFFFFF
 
 
 class Encoded(NamedTuple):

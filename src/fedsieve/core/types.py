@@ -20,6 +20,16 @@ class Batch(NamedTuple):
     """one a client: for objectives with noise of their own, such as dropout"""
 
 
+@runtime_checkable
+class SparseRows(Protocol):
+    """A CSR matrix as SciPy makes it, by what is asked of it: a client with dense rows needs no SciPy."""
+
+    indptr: Any
+    indices: Any
+    data: Any
+    shape: tuple[int, ...]
+
+
 class Clock(NamedTuple):
     """Where a run stands: what schedules need, on both sides."""
 

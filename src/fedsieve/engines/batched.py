@@ -22,7 +22,7 @@ class Batched(Loop):
 
     def __call__(self, clock: Clock, packet: Packet, clients: Sequence[int]) -> Exchanged:
         """Send, let the cohort compute, collect."""
-        address = wire.Address(self.fingerprint, clock.round, clock.exchange)
+        address = self.address(clock)
         received = self.opened(packet, clock)
         replies: list[Reply] = []
         down, up = weigh(wire.encode(packet, address)).times(len(clients)), Bytes()

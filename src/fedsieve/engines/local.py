@@ -10,20 +10,16 @@ from torch import Tensor
 
 from fedsieve.core.packets import Packet
 from fedsieve.core.streams import client_keys, drawer, key
-from fedsieve.core.types import Algorithm, Clock, Objective
+from fedsieve.core.types import Clock
+from fedsieve.engines.party import Party
 from fedsieve.engines.rows import Rows, deal
 
 
 @dataclass(frozen=True, kw_only=True)
-class Local:
+class Local(Party):
     """Clients that step together."""
 
-    algorithm: Algorithm
-    objective: Objective
     rows: Rows
-    seed: int
-    dtype: torch.dtype = torch.float32
-    device: str = "cpu"
 
     def answer(self, packet: Packet, clock: Clock, clients: list[int]) -> Packet:
         """Initialise, take the local steps, reply: a stack of packets."""

@@ -7,7 +7,6 @@ from fedsieve import wire
 from fedsieve.core.packets import Packet
 from fedsieve.core.types import Bytes, Clock, Exchanged, Reply
 from fedsieve.engines.local import Local
-from fedsieve.train import first_broadcast
 
 
 def weigh(encoded: wire.Encoded) -> Bytes:
@@ -22,11 +21,9 @@ def weigh(encoded: wire.Encoded) -> Bytes:
 class Loop(Local):
     """An exchange that visits each client in turn and passes bytes."""
 
-    fingerprint: int
-
     def __call__(self, clock: Clock, packet: Packet, clients: Sequence[int]) -> Exchanged:
         """Send, let each client compute, collect."""
-        address = wire.Address(self.fingerprint, clock.round, clock.exchange)
+        address = self.address(clock)
         encoded = wire.encode(packet, address)
         support = self.opened(packet, clock).support
         down, up, replies, rejected = Bytes(), Bytes(), [], []
@@ -44,9 +41,3 @@ class Loop(Local):
         """What one client does with a message."""
         packet = self.opened(wire.decode(message, address, self.objective.layout.size), clock)
         return wire.encode(self.answer(packet, clock, [client]).at(0), address, packet.support)
-
-    def opened(self, packet: Packet, clock: Clock) -> Packet:
-        """The packet, or the first broadcast where it is only a seed."""
-        if packet.seed is None:
-            return packet
-        return first_broadcast(self.algorithm, self.objective, packet.seed, clock, self.dtype, self.device)

@@ -5,18 +5,17 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from fedsieve.core.streams import stream
-from fedsieve.core.types import Batch, Clock, Objective
+from fedsieve.core.types import Batch, Clock, Objective, SparseRows
 
 
 class Rows:
     """All clients' rows, client after client: a tensor, or a CSR matrix of which no batch is ever made dense at full width."""
 
     def __init__(
-        self, x: Tensor | csr_matrix, y: Tensor, counts: Sequence[int] | np.ndarray, objective: Objective, batch_rows: int | None
+        self, x: Tensor | SparseRows, y: Tensor, counts: Sequence[int] | np.ndarray, objective: Objective, batch_rows: int | None
     ) -> None:
         self.x = x
         self.y = y
@@ -29,7 +28,7 @@ class Rows:
     @property
     def sparse(self) -> bool:
         """Whether rows are held as CSR."""
-        return isinstance(self.x, csr_matrix)
+        return not isinstance(self.x, Tensor)
 
     @property
     def width(self) -> int:

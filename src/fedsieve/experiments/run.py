@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from fedsieve import wire
 from fedsieve.algorithms import METHODS, algorithm_class
 from fedsieve.algorithms.method import Method
 from fedsieve.core.aggregation import Weighting
-from fedsieve.core.streams import key
 from fedsieve.core.types import Objective
 from fedsieve.data.partition import Partition
 from fedsieve.experiments.tasks import TASKS, Task, settings_of, task_of
@@ -243,7 +243,7 @@ class Run:
     @property
     def fingerprint(self) -> int:
         """Of model and method: a packet of another one is refused."""
-        return key(0, self.method, *self.objective.layout.layers, self.objective.layout.size) & 0xFFFFFFFF
+        return wire.fingerprint(self.method, self.objective.layout)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -5,12 +5,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.sparse import csr_matrix
 from torch import Tensor
 from torch.nn import functional
 
 from fedsieve.core.streams import Draw, normal
-from fedsieve.core.types import Batch, Layout
+from fedsieve.core.types import Batch, Layout, SparseRows
 from fedsieve.objectives.losses import Loss
 
 CURVATURE = {Loss.SQUARED: 2.0, Loss.LOGISTIC: 0.25, Loss.SOFTMAX: 0.5, Loss.MULTILABEL: 0.25}
@@ -92,10 +91,10 @@ class Linear:
         """The same model over some of the features."""
         return replace(self, features=features)
 
-    def predict(self, theta: Float[Tensor, " p"], x: Float[Tensor, "n f"] | csr_matrix) -> Float[Tensor, "n c"]:
+    def predict(self, theta: Float[Tensor, " p"], x: Float[Tensor, "n f"] | SparseRows) -> Float[Tensor, "n c"]:
         """Predictions (LR) or logits; of rows held feature by feature, a sparse model reads only the features it uses."""
         matrix, intercept = self.parts(theta)
-        if isinstance(x, csr_matrix):
+        if not isinstance(x, Tensor):
             logits = torch.from_numpy(x @ np.ascontiguousarray(matrix.T.numpy(force=True))).to(theta)
         else:
             used = matrix.any(0).nonzero()[:, 0]
