@@ -27,7 +27,7 @@ OUTSIDE = {
     "wire": {"torch", "numpy"},
     "durable": set(),
     "checkpoint": {"torch", "numpy", "safetensors"},
-    "engines": {"torch", "numpy"},
+    "engines": {"torch", "numpy", "flwr"},
 }
 
 
@@ -57,6 +57,23 @@ def test_the_inner_layers_need_little_from_outside(part):
     for path in modules(part):
         outside = {name.split(".")[0] for name in imported(path)} - {"fedsieve"} - set(sys.stdlib_module_names)
         assert outside <= OUTSIDE[part], path
+
+
+def test_one_file_alone_imports_flwr():
+    importing = [path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py") if any(n.startswith("flwr") for n in imported(path))]
+    apps = [path for path in importing if path.startswith("template/")]  # what a user owns
+    assert sorted(set(importing) - set(apps)) == ["engines/flower.py"]
+
+
+def test_a_flower_client_loads_torch_numpy_and_flwr_and_no_more_of_ours():
+    """An edge device has no plotting, no scikit-learn, no report, no command line."""
+    app = SOURCE / "template"
+    code = f"import sys; sys.path.insert(0, {str(app)!r}); import app.client_app; print(*sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
+    assert not loaded & {"matplotlib", "sklearn", "scipy", "cyclopts", "safetensors", "pandas", "ray"}
+    assert {name for name in done.stdout.split() if name.startswith("fedsieve.")} >= {"fedsieve.engines.flower", "fedsieve.engines.loop"}
+    assert not [name for name in done.stdout.split() if name.startswith(("fedsieve.report", "fedsieve.experiments", "fedsieve.data"))]
 
 
 def test_the_report_reads_the_store_and_nothing_else():

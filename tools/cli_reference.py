@@ -34,6 +34,9 @@ def reference() -> str:
         ("reproduce",),
         ("data",),
         ("data", "show"),
+        ("flower",),
+        ("flower", "new"),
+        ("flower", "run"),
     ):
         parts += [f"## fedsieve {' '.join(words)}".rstrip(), "", "```text", help_of(*words), "```", ""]
     return "\n".join(parts)

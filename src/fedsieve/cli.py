@@ -38,6 +38,7 @@ PLAIN = {
 """Commands with the same options whatever is typed: their home, and their help."""
 COMPLETION = "Print what makes a shell complete commands and options."
 DATA = "What data there is, how it falls on clients, where to get it."
+FLOWER = "A Flower app of your own, and a federation to run it in."
 SECTIONS = ("data", "federation", "gates", "algorithm", "checkpoint")
 DONE, FAILED, USAGE, INTERRUPTED, CLOSED = 0, 1, 2, 130, 141
 
@@ -95,6 +96,7 @@ def build(words: list[str]) -> App:
         app.command(_command(name, words) if everything or name == asked else _later, name=name, help=text)
     for name, (home, text) in PLAIN.items():
         app.command(getattr(import_module(home), name) if everything or name == asked else _later, name=name, help=text)
+    app.command(flower_app() if everything or asked == "flower" else App(name="flower", help=FLOWER))
     if asked not in COMMANDS:  # beside a command called data, a settings file's section [data] would be dropped
         app.command(data_app() if everything or asked == "data" else App(name="data", help=DATA))
     app.command(_completion(app), name="completion", help=COMPLETION)
@@ -124,6 +126,13 @@ def data_app() -> App:
     from fedsieve import browse
 
     return browse.data_app()
+
+
+def flower_app() -> App:
+    """`fedsieve flower`, whose modules load only when asked for."""
+    from fedsieve import deploy
+
+    return deploy.flower_app()
 
 
 def _later() -> None:

@@ -234,6 +234,11 @@ def decode(data: bytes, address: Address, size: int, reference: torch.Tensor | N
     )
 
 
+def longest(size: int, names: frozenset[str]) -> int:
+    """Bytes no packet of these fields and scalars exceeds: header and checksum, a bitmap, four bytes a value and its scale."""
+    return 128 + size // 8 + len(names) * (4 * size + 4)
+
+
 def _lookup(table: tuple[str, ...], number: int, what: str) -> str:
     if number >= len(table):
         raise PacketError(f"unknown {what} {number}")

@@ -28,7 +28,7 @@ class Loop(Local):
         support = self.opened(packet, clock).support
         down, up, replies, rejected = Bytes(), Bytes(), [], []
         for client in clients:
-            answer = self.visit(clock, encoded.join(), address, client)
+            answer = self.visit(clock, encoded.join(), client)
             down, up = down.plus(weigh(encoded)), up.plus(weigh(answer))
             try:
                 reply = wire.decode(answer.join(), address, self.objective.layout.size, support)
@@ -37,7 +37,8 @@ class Loop(Local):
                 rejected.append((client, str(problem)))
         return Exchanged(replies, rejected, down, up)
 
-    def visit(self, clock: Clock, message: bytes, address: wire.Address, client: int) -> wire.Encoded:
+    def visit(self, clock: Clock, message: bytes, client: int) -> wire.Encoded:
         """What one client does with a message."""
+        address = self.address(clock)
         packet = self.opened(wire.decode(message, address, self.objective.layout.size), clock)
         return wire.encode(self.answer(packet, clock, [client]).at(0), address, packet.support)

@@ -50,7 +50,7 @@ def finished(run: Run, folder: Path) -> dict[str, Any] | None:
 def resume(run: Run, folder: Path, pace: Pace | None = None, *, quiet: bool, track: Tracker | None = None) -> dict[str, Any]:
     """Go on with a run from its newest whole checkpoint; with more rounds than it had, its schedules follow the new number from here."""
     with store.held(folder):
-        done, damaged = past(folder, run)
+        done, damaged = past(folder, opening(run), run.config, run.rounds)
         for text in damaged:
             print(f"note: passed over checkpoint {text}; an older one is used", file=sys.stderr)
         problem = Problem(run)
@@ -67,7 +67,7 @@ def go_on(run: Run, problem: Problem, folder: Path, done: Past, pace: Pace, *, q
     """Train from where the run stands to its end."""
     bar = Counted(run.rounds, run.method, "round", quiet=quiet, finished=done.standing.rounds)
     with store.writing(folder):
-        with tracking(track, folder, run.config) as log, Journal(folder, run, pace, done) as journal, bar:
+        with tracking(track, folder, run.config) as log, Journal(folder, run.config, pace, done) as journal, bar:
             for step in execute(run, problem, done.standing):
                 journal.add(step)
                 log(step.row)

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,7 @@ import numpy as np
 
 from fedsieve import checkpoint, durable
 from fedsieve.experiments import store
-from fedsieve.experiments.execute import Progress, Standing, opening
-from fedsieve.experiments.run import Run
+from fedsieve.experiments.execute import Progress, Standing
 
 TRACE_EVERY = 5.0
 """Seconds between two writings of the trace of a run under way, for those who watch it."""
@@ -50,15 +50,14 @@ class Past(NamedTuple):
     """where metrics.jsonl and rounds.npy end with them"""
 
 
-def past(folder: Path, run: Run) -> tuple[Past, tuple[str, ...]]:
+def past(folder: Path, begun: Standing, config: Mapping[str, Any], rounds: int) -> tuple[Past, tuple[str, ...]]:
     """The past of the newest checkpoint that is whole, and what is to be said about newer ones; without any, the run's beginning."""
-    begun = opening(run)
     found = checkpoint.newest(folder / store.CHECKPOINTS)
     if found is None:
         return Past(begun, [], [], []), ()
-    checkpoint.refuse_changes(found.settings, run.config)
-    if found.rounds > run.rounds:
-        raise ValueError(f"rounds can only be raised: {found.rounds} are done already; got --rounds {run.rounds}")
+    checkpoint.refuse_changes(found.settings, config)
+    if found.rounds > rounds:
+        raise ValueError(f"rounds can only be raised: {found.rounds} are done already; got --rounds {rounds}")
     rows, end = read_rows(folder / store.METRICS, found.rounds)
     supports, histograms, stop = read_rounds(folder / store.ROUNDS, found.rounds)
     standing = Standing(found.restore(begun.server), found.rounds, rows[-1]["seconds"])
@@ -68,8 +67,8 @@ def past(folder: Path, run: Run) -> tuple[Past, tuple[str, ...]]:
 class Journal:
     """A run's folder while it trains. Its files are on the disk before a checkpoint speaks of them."""
 
-    def __init__(self, folder: Path, run: Run, pace: Pace, past: Past) -> None:
-        self.folder, self.run, self.pace = folder, run, pace
+    def __init__(self, folder: Path, config: Mapping[str, Any], pace: Pace, past: Past) -> None:
+        self.folder, self.config, self.pace = folder, config, pace
         self.rows, self.supports, self.histograms = past.rows, past.supports, past.histograms
         self.server, self.ends = past.standing.server, past.ends
         self.saved, self.traced, self.written, self.cost = past.standing.rounds, time.monotonic(), -np.inf, 0.0
@@ -122,7 +121,7 @@ class Journal:
         for file in (self.metrics, self.rounds):
             file.flush()
             os.fsync(file.fileno())
-        checkpoint.save(self.folder / store.CHECKPOINTS, len(self.rows), self.server, self.run.config)
+        checkpoint.save(self.folder / store.CHECKPOINTS, len(self.rows), self.server, self.config)
         self.saved, self.written = len(self.rows), time.monotonic()
         self.cost = self.written - began
 

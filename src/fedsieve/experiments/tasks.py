@@ -14,9 +14,8 @@ from fedsieve import metrics
 from fedsieve.algorithms.flops_pa import GateNoise
 from fedsieve.algorithms.method import Method
 from fedsieve.algorithms.sieve import Uplink
+from fedsieve.algorithms.usual import CAREFUL, FALLING, fitting
 from fedsieve.core.aggregation import Weighting
-from fedsieve.core.optimizers import StepRule
-from fedsieve.core.selection import BudgetRule, Schedule
 from fedsieve.core.types import Objective
 from fedsieve.data import assigned, files, own
 from fedsieve.data.files import Files
@@ -36,21 +35,10 @@ MEASURES = {
 }
 
 
-FALLING = {"schedule": Schedule.CUBIC, "start_density": 0.3}
-"""Messages are denser at first: selection by a start that has learned little keeps the wrong weights."""
 IMAGES = {**FALLING, "rate": 3.0, "batch": 64, "scaling_rate": 0.3, "step_gates": GateNoise.SAMPLED}
 """For softmax on images; the last two are FLoPS-PA's: with the schedule it may close gates sooner."""
 WHOLE = {"uplink": Uplink.WEIGHTS, "server_rate": 1.0}
 """For sieve where tens of thousands of weights each matter a little: weights as they are, not signs of updates (decision H3)."""
-CAREFUL = {
-    **FALLING,
-    "budget": BudgetRule.ERK,
-    "step_rule": StepRule.CONSTANT,
-    "rate": 0.8,
-    "clip": 1.0,
-    "steps": 60,
-}
-"""For networks, whose flat regions make Polyak's step explode: per-layer budgets, a density schedule, short steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,13 +192,9 @@ TASKS = {
 
 
 def settings_of(task: Task, method: type[Method], model: str | None) -> dict[str, Any]:
-    """Defaults of a method on this task, or for a module of the user's own; a method with a schedule of its own keeps it."""
+    """Defaults of a method on this task, or for a module of the user's own."""
     settings = dict(CAREFUL if model is not None and ":" in str(model) else task.settings)
-    settings |= task.sieve if method.holds_everywhere else task.tuned
-    own = method.offered()
-    if method.schedule is not Method.schedule:
-        own -= {*FALLING, "schedule_end"}
-    return {name: value for name, value in settings.items() if name in own}
+    return fitting(method, settings | (task.sieve if method.holds_everywhere else task.tuned))
 
 
 def task_of(name: str, data: Any, model: str | None) -> Task:

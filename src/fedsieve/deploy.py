@@ -1,0 +1,191 @@
+"""`fedsieve flower`: a complete Flower app from a template, and a federation on this machine for the time of one run of it."""
+
+import json as json_text
+import re
+import shutil
+import tempfile
+import time
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+from rich.console import Console
+from rich.table import Table
+
+from fedsieve.experiments import store
+from fedsieve.federation import Federation, FederationError
+from fedsieve.options import Whole
+from fedsieve.show import Counted, amount, number, size
+
+TEMPLATE = Path(__file__).parent / "template"
+PLACEHOLDER = "APP-NAME"
+COMPLETED = "finished:completed"
+LOOK = 0.5
+"""Seconds between two looks at what the server wrote."""
+TOLD = ("accuracy", "r2", "micro_f1")
+
+
+def flower_app() -> App:
+    """The two commands."""
+    app = App(name="flower", help="A Flower app of your own, and a federation to run it in.", result_action="return_value")
+    app.command(new)
+    app.command(run)
+    return app
+
+
+def new(folder: Path) -> int:
+    """Write a complete Flower app that runs in simulation and in deployment, with a place for your own rows and module.
+
+    Parameters
+    ----------
+    folder
+        where to; it must not hold anything yet
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise store.FolderError(f"{folder} is not an empty folder; choose another, nothing is overwritten")
+    name = re.sub("[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-")[:32] or "app"
+    try:
+        shutil.copytree(TEMPLATE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+        for path in (folder / "pyproject.toml", folder / "README.md"):
+            path.write_text(path.read_text().replace(PLACEHOLDER, name))
+    except OSError as problem:
+        raise store.FolderError(f"cannot write an app into {folder}: {problem.strerror}") from None
+    print(f"wrote a Flower app into {folder}: put your own rows and module into {folder / 'app' / 'task.py'}, then")
+    print(f"  fedsieve flower run {folder}")
+    return 0
+
+
+def run(
+    folder: Path,
+    *,
+    nodes: Whole | None = None,
+    simulation: Annotated[bool, Parameter(negative="")] = False,
+    run_config: tuple[str, ...] = (),
+    out: Path | None = None,
+    quiet: Annotated[bool, Parameter(negative="")] = False,
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Run a Flower app on this machine: a superlink and its nodes on loopback, for the time of the run.
+
+    Parameters
+    ----------
+    folder
+        the app
+    nodes
+        how many; one for each client (default: the app's own setting clients)
+    simulation
+        let Flower simulate the nodes with Ray instead of starting a process for each
+    run_config
+        KEY=VALUE: settings of the app to change for this run; may be given several times
+    out
+        folder of the run (default: runs/<name of the app>)
+    quiet
+        no progress and no table
+    json
+        the result as one JSON object on the last line
+    """
+    app = read_app(folder)
+    settings = changed(app["tool"]["flwr"]["app"].get("config", {}), run_config)
+    clients = nodes if nodes is not None else settings.get("clients")
+    if not isinstance(clients, int) or clients < 1:
+        raise ValueError(f"{folder} does not say how many clients there are, at least 1; use --nodes")
+    place = store.claim(out or Path("runs") / str(app["project"]["name"]), chosen=out is not None)
+    overrides = {**parsed(run_config), "clients": clients, "run-dir": str(place.resolve())}
+    with tempfile.TemporaryDirectory(prefix="fedsieve-flower-") as home, Federation(Path(home), place / "logs") as federation:
+        federation.superlink(("--insecure", *(("--simulation",) if simulation else ())))
+        for client in range(0 if simulation else clients):
+            federation.node(client, clients)
+        number_ = federation.submit(folder, overrides, clients if simulation else None)
+        watch(federation, number_, place, int(settings.get("rounds", 0)), str(app["project"]["name"]), quiet=quiet)
+        state, details = federation.status(number_)
+        if state != COMPLETED or not (place / store.RESULT).exists():
+            raise FederationError(f"the run ended as {state}: {reason(place, number_, details)}; logs are in {place / 'logs'}")
+    result = {**json_text.loads((place / store.RESULT).read_text()), "run": str(place)}
+    if json:
+        print(json_text.dumps(result))
+    elif not quiet:
+        show(result, place)
+    return 0
+
+
+def read_app(folder: Path) -> dict[str, Any]:
+    """The pyproject.toml of a Flower app."""
+    path = folder / "pyproject.toml"
+    try:
+        found = tomllib.loads(path.read_text())
+    except OSError as problem:
+        raise ValueError(f"{path} cannot be read: {problem.strerror}; `fedsieve flower new {folder}` writes an app") from None
+    except tomllib.TOMLDecodeError as problem:
+        raise ValueError(f"{path} is not TOML: {problem}") from None
+    if "components" not in found.get("tool", {}).get("flwr", {}).get("app", {}) or "name" not in found.get("project", {}):
+        raise ValueError(f"{folder} is no Flower app: its pyproject.toml has no [tool.flwr.app.components]")
+    return found
+
+
+def parsed(words: tuple[str, ...]) -> dict[str, Any]:
+    """KEY=VALUE words, values as in TOML; a bare word is text."""
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals or not name.strip():
+            raise ValueError(f"--run-config takes KEY=VALUE; got {word}")
+        try:
+            found[name.strip()] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            found[name.strip()] = text.strip()
+    return found
+
+
+def changed(config: dict[str, Any], words: tuple[str, ...]) -> dict[str, Any]:
+    """The app's settings with those changed that were typed; Flower takes no others."""
+    flat = {name: value for name, value in config.items() if not isinstance(value, dict)}
+    flat |= {f"{part}.{name}": value for part, rest in config.items() if isinstance(rest, dict) for name, value in rest.items()}
+    for name in parsed(words):
+        if name not in flat:
+            raise ValueError(f"--run-config {name}: the app has no such setting; write it into its pyproject.toml first")
+    for name in ("clients", "run-dir"):
+        if name not in flat:
+            raise ValueError(f"the app's pyproject.toml has no setting {name} below [tool.flwr.app.config]; add it")
+    return flat | parsed(words)
+
+
+def watch(federation: Federation, run: str, place: Path, rounds: int, title: str, *, quiet: bool) -> None:
+    """Show each round as the server writes it, until the run ends."""
+    follower, seen, told = federation.follow(run), 0, Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
+    with Counted(rounds, title, "round", quiet=quiet) as bar:
+        while True:
+            over = follower.poll() is not None
+            lines = (place / store.METRICS).read_text().splitlines() if (place / store.METRICS).exists() else []
+            for row in map(json_text.loads, lines[seen:]):
+                metric = next((f", {name} {number(row[name])}" for name in TOLD if name in row), "")
+                bar.advance(f"{len(row['replied'])} of {len(row['cohort'])} replied{metric}")
+                for client, problem in row["rejected"]:
+                    told.print(f"round {row['round']}, client {client}: {problem}", markup=False)
+            seen = len(lines)
+            if over:
+                return
+            time.sleep(LOOK)
+
+
+def reason(place: Path, run: str, details: str) -> str:
+    """Why a run failed: the last error its server named, or what Flower says."""
+    log = (place / "logs" / f"server-{run}.log").read_text(errors="replace")
+    named = re.findall(r"^(?:[\w.]*\.)?(?:QuorumError|FolderError|CheckpointError|ValueError): (.+)$", log, flags=re.MULTILINE)
+    return named[-1] if named else details
+
+
+def show(result: dict[str, Any], place: Path) -> None:
+    """The table a newcomer reads."""
+    table = Table(title=f"{result['method']}, {result['rounds']} rounds over Flower", show_header=False, title_justify="left")
+    table.add_row("weights kept", f"exactly {result['nonzero']} of {result['size']}")
+    for name in TOLD:
+        if name in result:
+            table.add_row(name, number(result[name]))
+    table.add_row("bytes sent", f"{size(result['bytes_up'])} up, {size(result['bytes_down'])} down")
+    table.add_row("  Flower's envelope", f"{size(result['envelope_up'])} up, {size(result['envelope_down'])} down")
+    refused = ", ".join(f"client {client}: {count}" for client, count in result["rejected"].items())
+    table.add_row("missing or refused", refused or "none")
+    table.add_row("time", f"{amount(result['seconds'])} s")
+    table.add_row("run folder", str(place))
+    Console(highlight=False).print(table)

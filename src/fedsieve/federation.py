@@ -1,0 +1,193 @@
+"""A Flower federation on this machine: a superlink and its nodes as processes, on loopback, stopped together. No flwr imported here."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+LOOPBACK = "127.0.0.1"
+NAME = "here"
+"""What the superlink is called in Flower's configuration."""
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+START_SECONDS = 120.0
+LONGEST_RAY_HOME = 38
+"""Ray puts sockets 68 letters below its folder, and their names may have 107; in a deeper one it keeps its own."""
+STOP_SECONDS = 10.0
+
+
+class FederationError(RuntimeError):
+    """A process of the federation did not do what it was started for."""
+
+
+class Federation:
+    """Processes with one `FLWR_HOME` and one folder of logs. Leaving the context ends all of them, and what they started."""
+
+    def __init__(self, home: Path, logs: Path, connection: Mapping[str, Any] | None = None) -> None:
+        self.home = home
+        self.logs = logs
+        self.port = free_port()
+        self.processes: dict[str, subprocess.Popen] = {}
+        settings = {"address": f"{LOOPBACK}:{self.port}", **(connection or {"insecure": True})}
+        lines = [f"[superlink.{NAME}]", *(f"{name} = {json.dumps(value)}" for name, value in settings.items())]
+        home.mkdir(parents=True, exist_ok=True)
+        logs.mkdir(parents=True, exist_ok=True)
+        (home / "config.toml").write_text("\n".join(lines) + "\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def superlink(self, arguments: Sequence[str] = ("--insecure",)) -> None:
+        """Start the superlink and wait until it listens."""
+        where = ("--host", LOOPBACK, "--port", str(self.port), "--disable-runtime-dependency-installation")
+        process = self.start("superlink", "flower-superlink", *where, *arguments)
+        deadline = time.monotonic() + START_SECONDS
+        while not listens(self.port):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise FederationError(f"the superlink does not listen on port {self.port}; its last words: {self.last_words('superlink')}")
+            time.sleep(0.1)
+
+    def node(self, client: int, clients: int, arguments: Sequence[str] = ("--insecure",), name: str | None = None) -> subprocess.Popen:
+        """Start the node of one client."""
+        where = ("--superlink", f"{LOOPBACK}:{self.port}", "--host", LOOPBACK, "--port", str(free_port()))
+        config = ("--node-config", f"partition-id={client} num-partitions={clients}")
+        return self.start(name or f"node-{client}", "flower-supernode", *where, *config, *arguments)
+
+    def start(self, name: str, command: str, *arguments: str) -> subprocess.Popen:
+        """Start a process in a group of its own, so that what it starts ends with it."""
+        with (self.logs / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [executable(command), *arguments],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=self.environment,
+                start_new_session=True,
+            )
+        self.processes[name] = process
+        return process
+
+    def flwr(self, *arguments: str) -> str:
+        """What a command of Flower's says."""
+        command = [executable("flwr"), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env=self.environment, check=False)
+        if done.returncode != 0:
+            raise FederationError(f"flwr {' '.join(arguments)} failed: {' '.join((done.stderr or done.stdout).split())}")
+        return done.stdout
+
+    def submit(self, app: Path, settings: Mapping[str, Any], simulated: int | None = None) -> str:
+        """Start a run of an app, and give its number; `simulated` is how many nodes the superlink is to simulate."""
+        chosen = self.home / "run.toml"  # in a file any text survives; on the command line Flower splits at blanks
+        chosen.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()))
+        words = ["run", str(app), NAME, "--format", "json", "--run-config", str(chosen)]
+        if simulated is not None:
+            words += ["--federation-config", f"num-supernodes={simulated} client-resources-num-cpus=1"]
+        started = answer(self.flwr(*words))
+        if not started.get("success"):
+            raise FederationError(f"Flower does not start the run: {started.get('error-message', started)}")
+        return str(started["run-id"])
+
+    def follow(self, run: str) -> subprocess.Popen:
+        """A process that writes the log of a run's server and ends with the run."""
+        return self.start(f"server-{run}", "flwr", "log", run, NAME, "--stream")
+
+    def status(self, run: str) -> tuple[str, str]:
+        """How a run stands, and why: Flower's own exit codes do not say that a run failed."""
+        found = answer(self.flwr("list", NAME, "--run-id", run, "--format", "json"))["runs"][0]
+        return found["status"], found["status-details"]
+
+    def last_words(self, name: str) -> str:
+        """The end of a process's log, in one line."""
+        return " ".join((self.logs / f"{name}.log").read_text(errors="replace").split())[-500:]
+
+    def kill(self, name: str) -> None:
+        """End a process and all it started at once, without a chance to tidy up."""
+        process = self.processes.pop(name)
+        end(process, signal.SIGKILL)
+        process.wait()
+
+    def stop(self) -> None:
+        """End everything, politely first."""
+        for process in self.processes.values():
+            end(process, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_SECONDS
+        while any(alive(process) for process in self.processes.values()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        for name in list(self.processes):
+            self.kill(name)
+        for process in self.strays():  # Ray's daemons leave the group they were started in
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+    def strays(self) -> list[int]:
+        """Processes with this federation's own `FLWR_HOME` that are still there, where the system tells."""
+        mark = f"FLWR_HOME={self.home}".encode()
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if mark in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+        return found
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """That of this process, with this Python's commands first, Flower's own folder, and no word to anybody outside."""
+        path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+        own = {"PATH": path, "FLWR_HOME": str(self.home), "PYTHONUNBUFFERED": "1"}
+        if len(str(self.home)) < LONGEST_RAY_HOME:
+            own["RAY_TMPDIR"] = str(self.home)
+        return {**os.environ, **QUIET, **own}
+
+
+def executable(command: str) -> str:
+    """Flower's command beside this Python."""
+    found = shutil.which(command, path=str(Path(sys.executable).parent)) or shutil.which(command)
+    if found is None:
+        raise FederationError(f"{command} is not installed; install Flower with: pip install 'fedsieve[flower]'")
+    return found
+
+
+def answer(text: str) -> dict[str, Any]:
+    """The JSON object in what Flower prints, which may begin with other lines."""
+    return json.loads(text[text.index("{") :])
+
+
+def free_port() -> int:
+    """A port nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return probe.getsockname()[1]
+
+
+def listens(port: int) -> bool:
+    """Whether somebody listens on a port of this machine."""
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((LOOPBACK, port)) == 0
+
+
+def alive(process: subprocess.Popen) -> bool:
+    """Whether anything is left of a process's group."""
+    process.poll()
+    try:
+        os.killpg(process.pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def end(process: subprocess.Popen, how: signal.Signals) -> None:
+    """Send a signal to a process and all it started."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, how)

@@ -1,0 +1,1 @@
+"""A Flower app over fedsieve."""

@@ -1,0 +1,169 @@
+"""Certificates, keys, federations, and what one process says a deployment must give."""
+
+import datetime
+import ipaddress
+import json
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from safetensors.numpy import load_file
+
+from fedsieve.engines.batched import Batched
+from fedsieve.engines.party import Party
+from fedsieve.engines.rows import Rows
+from fedsieve.federation import NAME, Federation
+from fedsieve.lead import model_of
+from fedsieve.model import pack
+from fedsieve.train import Population, start, train
+
+APP = Path(__file__).parent / "flower" / "federated"
+sys.path.insert(0, str(APP))
+from trial import task  # noqa: E402
+from trial.faults import REASONS  # noqa: E402
+
+CLIENTS = 3
+COMPLETED = "finished:completed"
+METHODS = ("flops-pa", "fed-iter-ht", "fed-avg")
+CONFIG = {"clients": CLIENTS, "rounds": 2, "seed": 11, "density": 0.1, "precision": "double", "run-dir": ""}
+CONFIG |= {"algorithm.steps": 4, "algorithm.batch": 8, "test.methods": " ".join(METHODS)}
+
+
+def batched(plan, path, present=range(CLIENTS)):
+    """A plan on the batched engine in this process: its model as it would stand on disk, its packets and rounds."""
+    x, y = (torch.from_numpy(np.concatenate(parts)).to(plan.dtype) for parts in zip(*map(task.rows, range(CLIENTS)), strict=True))
+    rows = Rows(x, y, [len(task.rows(client)[1]) for client in range(CLIENTS)], plan.objective, plan.algorithm.batch_rows)
+    engine = Batched(**{name: getattr(plan, name) for name in Party.__dataclass_fields__}, rows=rows)
+    server = start(plan.algorithm, plan.objective, plan.seed, plan.dtype)
+    with task.recorded(path) as packets:
+        population = Population(CLIENTS, present)
+        rounds = list(train(plan.algorithm, server, population, 1.0, engine, plan.rounds, plan.seed, dtype=plan.dtype))
+    return pack(model_of(plan, plan.algorithm.theta(rounds[-1].server), (40,))), packets, rounds
+
+
+def left(folder):
+    """What a server left of one method: its model, its packets, its rounds and its result."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    packets = json.loads((folder / "packets.json").read_text())
+    return (folder / "model.safetensors").read_bytes(), packets, rows, json.loads((folder / "result.json").read_text())
+
+
+def weights(model, path):
+    """The weights of a model file's bytes, at full length."""
+    path.write_bytes(model)
+    tensors = load_file(path)
+    theta = np.zeros(task.OBJECTIVE.layout.size)
+    theta[tensors["index"]] = tensors["value"]
+    return theta
+
+
+@contextmanager
+def federation(logs, connection=None):
+    """A federation with a short home: sockets have short names."""
+    with tempfile.TemporaryDirectory(prefix="fs-") as home, Federation(Path(home), logs, connection) as made:
+        yield made
+    assert made.strays() == [], "no process survives"
+
+
+@contextmanager
+def secured(folder):
+    """A superlink over TLS with node authentication, and the keys of three registered nodes."""
+    certificates(folder / "tls")
+    with federation(folder / "logs", {"root-certificates": str(folder / "tls" / "ca.crt")}) as made:
+        tls = folder / "tls"
+        made.tls = ("--ssl-ca-certfile", f"{tls}/ca.crt", "--ssl-certfile", f"{tls}/server.pem", "--ssl-keyfile", f"{tls}/server.key")
+        made.superlink((*made.tls, "--enable-supernode-auth", "--database", str(folder / "superlink.db")))
+        made.keys = []
+        for client in range(CLIENTS):
+            private, public = node_key(folder, f"node-{client}")
+            made.flwr("supernode", "register", str(public), NAME)
+            made.keys.append(("--root-certificates", f"{tls}/ca.crt", "--auth-supernode-private-key", str(private)))
+        yield made
+
+
+def finished(made, run, seconds=600):
+    """Wait for the end of a run; its status."""
+    deadline = time.monotonic() + seconds
+    follower = made.follow(run)
+    while follower.poll() is None:
+        assert time.monotonic() < deadline, made.last_words(f"server-{run}")
+        time.sleep(0.2)
+    return made.status(run)
+
+
+def assert_parity(folder, method, tmp_path):
+    plan = dict(task.plans(CONFIG))[method]
+    model, packets, rounds = batched(plan, tmp_path / "packets.json")
+    got, passed, rows, result = left(folder)
+    assert passed["sent"] == packets["sent"]
+    assert passed["heard"] == passed["made"] == packets["made"]
+    assert got == model
+    assert [row["bytes_up"] for row in rows] == [done.up.wire for done in rounds]
+    assert [row["bytes_down"] for row in rows] == [done.down.wire for done in rounds]
+    assert result["bytes_up"] == sum(len(packet) // 2 for packet in passed["heard"])
+    assert result["envelope_up"] > 0 and result["envelope_down"] > 0
+
+
+def assert_faults_named(folder, faults, tmp_path):
+    model, _, rows, result = left(folder / "flops-pa")
+    for row in rows:
+        expected = faults[str(row["round"])]
+        assert row["replied"] == [client for client in range(CLIENTS) if str(client) not in expected]
+        for client, reason in row["rejected"]:
+            assert REASONS[expected[str(client)]] in reason
+    honest = dict(task.plans(CONFIG | {"rounds": len(faults)}))["flops-pa"]
+    assert model == batched(honest, tmp_path / "packets.json", present=[0])[0], "client 0 alone was averaged"
+    assert result["rejected"] == {str(client): sum(str(client) in each for each in faults.values()) for client in (1, 2)}
+
+
+# Keys and certificates
+
+
+def key():
+    return ec.generate_private_key(ec.SECP384R1())
+
+
+def write_private(path, private, form):
+    path.write_bytes(private.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+
+
+def node_key(folder, name):
+    """A node's key pair as OpenSSH writes it."""
+    private = key()
+    write_private(folder / name, private, serialization.PrivateFormat.OpenSSH)
+    public = private.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    (folder / f"{name}.pub").write_bytes(public)
+    return folder / name, folder / f"{name}.pub"
+
+
+def certificates(folder):
+    """An authority of our own, and its certificate for loopback."""
+    now, authority, server = datetime.datetime.now(datetime.UTC), key(), key()
+    day = datetime.timedelta(days=1)
+    issuer = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "authority")])
+
+    def certificate(name, public, ca):
+        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+        builder = x509.CertificateBuilder(issuer, subject, public, x509.random_serial_number(), now - day, now + day)
+        builder = builder.add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+        builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        return builder.add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
+
+    usage = dict.fromkeys(("content_commitment", "key_encipherment", "data_encipherment", "key_agreement"), False)
+    usage |= {"digital_signature": True, "key_cert_sign": True, "crl_sign": True, "encipher_only": False, "decipher_only": False}
+    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    made = {
+        "ca.crt": certificate("authority", authority.public_key(), ca=True).add_extension(x509.KeyUsage(**usage), critical=True),
+        "server.pem": certificate("localhost", server.public_key(), ca=False).add_extension(names, critical=False),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, builder in made.items():
+        (folder / name).write_bytes(builder.sign(authority, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    write_private(folder / "server.key", server, serialization.PrivateFormat.PKCS8)

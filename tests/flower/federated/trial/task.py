@@ -1,0 +1,51 @@
+"""A small regression on three clients, one site for several methods, and a record of the packets that were passed."""
+
+import json
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from fedsieve import wire
+from fedsieve.objectives.linear import Linear, Loss
+from fedsieve.plan import plan_from
+
+OBJECTIVE = Linear(loss=Loss.SQUARED, features=40)
+OURS = "test."
+
+
+def rows(client):
+    draw = np.random.default_rng(client)
+    x = draw.normal(size=(60 + 10 * client, 40))
+    return x, x[:, :4].sum(1) + 0.1 * draw.normal(size=len(x))
+
+
+def plans(config):
+    """One plan a method, each with a folder of its own."""
+    settings = {name: value for name, value in config.items() if not name.startswith(OURS)}
+    for method in str(config[OURS + "methods"]).split():
+        folder = str(Path(str(config["run-dir"])) / method) if config["run-dir"] else ""
+        yield method, plan_from({**settings, "method": method, "run-dir": folder}, OBJECTIVE)
+
+
+@contextmanager
+def recorded(path):
+    """Write down the packets sent, those replies are made of and those heard, as hexadecimal text."""
+    packets = {"sent": [], "made": [], "heard": []}
+    encode, decode = wire.encode, wire.decode
+
+    def encoding(packet, address, *reference):
+        encoded = encode(packet, address, *reference)
+        packets["made" if reference else "sent"].append(encoded.join().hex())
+        return encoded
+
+    def decoding(data, *rest):
+        packets["heard"].append(data.hex())
+        return decode(data, *rest)
+
+    wire.encode, wire.decode = encoding, decoding
+    try:
+        yield packets
+    finally:
+        wire.encode, wire.decode = encode, decode
+        Path(path).write_text(json.dumps(packets))

@@ -1,0 +1,35 @@
+"""Flower's own simulation, three nodes in Ray: the packets and the bits of the batched engine, and every bad reply named."""
+
+import json
+
+import pytest
+
+from federations import APP, CLIENTS, COMPLETED, METHODS, REASONS, assert_faults_named, assert_parity, federation, finished
+
+pytestmark = pytest.mark.xdist_group("simulation")  # one fixture serves all, so one worker runs all
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory):
+    """The three methods in Flower's simulation, and every fault a client can commit."""
+    folder = tmp_path_factory.mktemp("simulated")
+    bad = [kind for kind in REASONS if kind != "stale"] + ["stale"]
+    faults = {str(i + 1): {"1": bad[2 * i], "2": bad[2 * i + 1]} for i in range(len(bad) // 2)}
+    with federation(folder / "logs") as made:
+        made.superlink(("--insecure", "--simulation"))
+        run = made.submit(APP, {"run-dir": str(folder)}, CLIENTS)
+        assert finished(made, run)[0] == COMPLETED, made.last_words(f"server-{run}")
+        settings = {"run-dir": str(folder / "faulty"), "rounds": len(faults), "test.methods": "flops-pa", "test.faults": json.dumps(faults)}
+        run = made.submit(APP, settings, CLIENTS)
+        assert finished(made, run)[0] == COMPLETED, made.last_words(f"server-{run}")
+    return folder, faults
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_simulation_passes_the_packets_of_the_batched_engine_and_ends_with_its_bits(simulated, tmp_path, method):
+    assert_parity(simulated[0] / method, method, tmp_path)
+
+
+def test_every_bad_reply_is_named_and_none_is_averaged(simulated, tmp_path):
+    folder, faults = simulated
+    assert_faults_named(folder / "faulty", faults, tmp_path)
