@@ -32,8 +32,11 @@ test-all: lint browser
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
 
+# The pages that are generated, then the site, in site/index.html; a link that leads nowhere is an error.
 docs: $(STAMP)
 	$(BIN)/python tools/cli_reference.py
+	$(BIN)/python tools/api_reference.py
+	$(BIN)/python -m zensical build --strict -f mkdocs.yml
 
 clean:
-	rm -rf .venv
+	rm -rf .venv site

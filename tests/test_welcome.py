@@ -11,7 +11,7 @@ import pytest
 from fedsieve import doctor
 from fedsieve.cli import COMMANDS, PLAIN, main
 
-KNOWN = {*COMMANDS, *PLAIN, "data", "completion"}
+KNOWN = {*COMMANDS, *PLAIN, "data", "flower", "completion"}
 
 
 @pytest.fixture(autouse=True)
