@@ -35,7 +35,7 @@ MEANING = {
 }
 
 
-def export(run: Path, *, format: FormatName = "safetensors", verify: Flag = False, out: Path | None = None, json: Flag = False) -> int:
+def export(run: Path, /, *, format: FormatName = "safetensors", verify: Flag = False, out: Path | None = None, json: Flag = False) -> int:
     """Write a run's model as a file that other programs read.
 
     safetensors: indices and values. npz: a scipy.sparse matrix, the intercept beside it. onnx: a graph with sparse initialisers, for
@@ -104,7 +104,7 @@ def on_test_rows(folder: Path, given: Model) -> "tuple[Rows, np.ndarray]":
     return x, run.objective.predict(torch.from_numpy(given.dense()), rows).numpy()
 
 
-def predict(model: Path, data: Path, *, target: str | None = None, probabilities: Flag = False, out: Path | None = None) -> int:
+def predict(model: Path, data: Path, /, *, target: str | None = None, probabilities: Flag = False, out: Path | None = None) -> int:
     """Predict every row of a file; comma-separated values with a header, to the terminal or a file.
 
     Parameters
@@ -201,7 +201,7 @@ def score(card: Card, outputs: np.ndarray, truth: np.ndarray) -> dict[str, float
     return MEASURES[card.loss][0](torch.from_numpy(outputs), torch.from_numpy(y))
 
 
-def inspect(run: Path, *, top: int = TOP, out: Path | None = None, json: Flag = False) -> int:
+def inspect(run: Path, /, *, top: int = TOP, out: Path | None = None, json: Flag = False) -> int:
     """What a model kept: density per layer, bytes on disk, its strongest features, and a picture.
 
     Parameters
@@ -271,7 +271,7 @@ def show(path: Path, given: Model, layers: Data, strong: Data) -> None:
     table.add_row("weights kept", f"{given.kept} of {told['size']} (density {given.density:.4g})")
     if given.free:
         table.add_row("outside the density", f"{given.free} (intercepts, or parameters without a gate)")
-    table.add_row("file", f"{size(told['bytes'])} instead of {size(told['bytes_dense'])} dense")
+    table.add_row("file", f"{size(told['bytes'])}; every weight in four bytes is {size(told['bytes_dense'])}")
     console.print(table)
     for data in (layers, strong):
         console.print(f"\n{data.caption}")
