@@ -38,15 +38,13 @@ MEANING = {
 def export(run: Path, /, *, format: FormatName = "safetensors", verify: Flag = False, out: Path | None = None, json: Flag = False) -> int:
     """Write a run's model as a file that other programs read.
 
-    safetensors: indices and values. npz: a scipy.sparse matrix, the intercept beside it. onnx: a graph with sparse initialisers, for
-    onnxruntime. torch: a plain state_dict with exact zeros, which loads without fedsieve.
-
     Parameters
     ----------
     run
         a run folder, or a model file (.safetensors, .npz)
     format
-        what to write
+        safetensors: indices and values; npz: a scipy.sparse matrix, the intercept beside it; onnx: a graph with sparse initialisers;
+        torch: a plain state_dict with exact zeros
     verify
         load the file in its own runtime (scipy, torch, onnxruntime) and compare its predictions with the run's on test rows
     out
