@@ -5,9 +5,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
@@ -22,7 +21,7 @@ from fedsieve.experiments.problem import Problem
 from fedsieve.experiments.run import Counting, Engine, Federation, Gating, Judge, Precision, Run
 from fedsieve.experiments.tasks import TASKS, Task, settings_of
 from fedsieve.experiments.tune import tuned
-from fedsieve.options import Whole, section, typed
+from fedsieve.options import Flag, Whole, section, typed
 from fedsieve.report.page import leave
 from fedsieve.show import amount, number, size
 from fedsieve.tracking import Tracker, require
@@ -62,8 +61,8 @@ def train_command(named_task: str | None, named: str | None, named_model: str | 
         out: Path | None = None,
         resume: Path | None = None,
         track: Tracker | None = None,
-        quiet: Annotated[bool, Parameter(negative="")] = False,
-        json: Annotated[bool, Parameter(negative="")] = False,
+        quiet: Flag = False,
+        json: Flag = False,
         data=Data(),  # noqa: ANN001, B008
         federation=FEDERATION(),  # noqa: ANN001, B008
         gates: Gating = Gating(),  # noqa: B008
@@ -106,7 +105,7 @@ def train_command(named_task: str | None, named: str | None, named_model: str | 
         config
             a TOML file with any of these settings; flags win over it
         out
-            folder of the run (default: runs/<id>)
+            folder of the run (default: runs/ID)
         resume
             folder of a run that broke off: it goes on to the same bits, with the settings it has; only --rounds may be raised
         track
@@ -241,8 +240,8 @@ def compare_command(named_task: str | None, named_model: str | None) -> Callable
         start: Path | None = None,
         config: Path | None = None,
         out: Path | None = None,
-        quiet: Annotated[bool, Parameter(negative="")] = False,
-        json: Annotated[bool, Parameter(negative="")] = False,
+        quiet: Flag = False,
+        json: Flag = False,
         data=Data(),  # noqa: ANN001, B008
         federation=FEDERATION(),  # noqa: ANN001, B008
         gates: Gating = Gating(),  # noqa: B008
@@ -281,7 +280,7 @@ def compare_command(named_task: str | None, named_model: str | None) -> Callable
         config
             a TOML file with any of these settings; flags win over it
         out
-            folder of the comparison (default: runs/compare-<id>)
+            folder of the comparison (default: runs/compare-ID)
         quiet
             no progress and no table
         json

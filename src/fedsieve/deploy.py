@@ -7,15 +7,15 @@ import tempfile
 import time
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import App, Parameter
+from cyclopts import App
 from rich.console import Console
 from rich.table import Table
 
 from fedsieve.experiments import store
 from fedsieve.federation import Federation, FederationError
-from fedsieve.options import Whole
+from fedsieve.options import Flag, Whole
 from fedsieve.show import Counted, amount, number, size
 
 TEMPLATE = Path(__file__).parent / "template"
@@ -60,11 +60,11 @@ def run(
     folder: Path,
     *,
     nodes: Whole | None = None,
-    simulation: Annotated[bool, Parameter(negative="")] = False,
+    simulation: Flag = False,
     run_config: tuple[str, ...] = (),
     out: Path | None = None,
-    quiet: Annotated[bool, Parameter(negative="")] = False,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    quiet: Flag = False,
+    json: Flag = False,
 ) -> int:
     """Run a Flower app on this machine: a superlink and its nodes on loopback, for the time of the run.
 

@@ -7,15 +7,15 @@ import shutil
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
 import fedsieve
 from fedsieve.browse import CATALOGUE, state
 from fedsieve.data.sources import default_folder
+from fedsieve.options import Flag
 
 CORE = ("numpy", "scipy", "scikit-learn", "safetensors", "jaxtyping", "cyclopts", "rich", "matplotlib")
 OPTIONAL = {
@@ -39,7 +39,7 @@ class Finding(NamedTuple):
     says: str
 
 
-def doctor(*, json: Annotated[bool, Parameter(negative="")] = False) -> int:
+def doctor(*, json: Flag = False) -> int:
     """What is here: versions, threads, data, browser, optional packages. Exit code 1 if something needed is missing.
 
     Parameters

@@ -20,6 +20,8 @@ def whole(_: Any, tokens: Sequence[Any]) -> int:
 
 
 Whole = Annotated[int, Parameter(converter=whole)]
+Flag = Annotated[bool, Parameter(negative="", show_default=False)]
+"""Given or not given; without a form that takes it back."""
 
 
 def field_help(cls: type) -> dict[str, str]:

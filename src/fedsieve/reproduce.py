@@ -2,9 +2,8 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table as RichTable
 
@@ -12,7 +11,7 @@ from fedsieve.experiments import results
 from fedsieve.experiments.catalogue import PAPER, STUDIES
 from fedsieve.experiments.scale import SCALES, ScaleName
 from fedsieve.experiments.store import REPORT, FolderError, replace
-from fedsieve.options import Whole
+from fedsieve.options import Flag, Whole
 from fedsieve.report import claims, tables
 from fedsieve.report.claims import NOT_JUDGED, Verdict
 
@@ -26,7 +25,7 @@ def reproduce(
     scale: ScaleName = ScaleName.SHORT,
     jobs: Whole = 1,
     out: Path | None = None,
-    quiet: Annotated[bool, Parameter(negative="")] = False,
+    quiet: Flag = False,
 ) -> int:
     """Compute a table or figure of the paper and hold it against the paper's numbers and claims.
 

@@ -4,10 +4,9 @@ import csv
 import json as json_text
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import numpy as np
-from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
@@ -16,6 +15,7 @@ from fedsieve.data import fresh
 from fedsieve.experiments import store
 from fedsieve.model import Card, Model, ModelError
 from fedsieve.objectives.losses import Loss
+from fedsieve.options import Flag
 from fedsieve.report.markup import Table as Data
 from fedsieve.report.supports import strongest_features, strongest_weights, table_of_layers
 from fedsieve.show import number, size
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from fedsieve.export import Rows, Verified
 
 FormatName = Literal["safetensors", "npz", "onnx", "torch"]
-Flag = Annotated[bool, Parameter(negative="")]
 CHECKED_ROWS = 1000
 TOP = 10
 MEANING = {

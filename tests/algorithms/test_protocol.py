@@ -131,3 +131,9 @@ def test_the_count_is_exact_even_where_rounding_leaves_zeros(method):
     """Per-layer budgets can keep whole layers, where coarse dense messages have made some weights exactly zero."""
     _, steps = train(method, "mc", density=0.98, bits=4, rounds=2)
     assert int((steps[-1].theta != 0).sum()) == 147
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_belongs_to_another_section_is_not_offered_twice(name):
+    """--algorithm.weights beside --federation.weights would be read and then overruled."""
+    assert not {"density", "weights"} & algorithm_class(name).offered()

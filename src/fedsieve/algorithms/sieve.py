@@ -4,7 +4,7 @@ First part of the rounds, searching: the uplink carries the signs of the largest
 and the server remembers what it does not send. Last part, polishing: the support stands, the uplink carries its updates as numbers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, Literal, NamedTuple
 
@@ -79,7 +79,7 @@ class Sieve(Method):
 
     rate: float = 2.0
     batch: int | Literal["all"] = 64
-    weights: Weighting = Weighting.SQRT
+    weights: Weighting = field(default=Weighting.SQRT, metadata={"section": "federation"})
     server_rate: float = 3.0
     memory: float = 0.98
     gate_rate: float = 0.3

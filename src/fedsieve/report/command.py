@@ -2,12 +2,9 @@
 
 import webbrowser
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from fedsieve.experiments import store
-from fedsieve.options import Whole
+from fedsieve.options import Flag, Whole
 from fedsieve.report import page
 from fedsieve.report.record import is_run
 from fedsieve.report.watch import serve
@@ -15,7 +12,7 @@ from fedsieve.report.watch import serve
 HOME = Path("runs")
 
 
-def report(*folders: Path, open: Annotated[bool, Parameter(negative="")] = False, out: Path | None = None) -> int:
+def report(*folders: Path, open: Flag = False, out: Path | None = None) -> int:
     """Write one self-contained HTML page about runs or studies.
 
     Parameters
