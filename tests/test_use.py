@@ -272,11 +272,14 @@ def test_inspect_counts_what_is_there(saved, capsys, tmp_path):
     assert told["picture"] is None and not list(tmp_path.glob("*.png"))
 
 
-@pytest.mark.parametrize("name", ["regression", "classes", "network"])
-def test_inspect_shows_tables_and_leaves_a_picture(name, saved, capsys, tmp_path):
-    assert main(["inspect", str(saved(MODELS[name]))]) == 0
+PICTURED = [MODELS["regression"], replace(MODELS["classes"], card=replace(MODELS["classes"].card, task="digits")), MODELS["network"]]
+
+
+@pytest.mark.parametrize("given", PICTURED, ids=["features", "pixels", "layers"])
+def test_inspect_shows_tables_and_leaves_a_picture(given, saved, capsys, tmp_path):
+    assert main(["inspect", str(saved(given))]) == 0
     said = capsys.readouterr().out
-    assert f"{MODELS[name].kept} of {MODELS[name].size - MODELS[name].free}" in said and "strongest" in said
+    assert f"{given.kept} of {given.size - given.free}" in said and "strongest" in said
     assert all(len(line) <= 80 for line in said.splitlines() if "model.png" not in line)
     assert (tmp_path / "model.png").read_bytes().startswith(b"\x89PNG")
 

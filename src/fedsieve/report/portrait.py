@@ -12,7 +12,7 @@ from fedsieve.report.style import STYLE
 from fedsieve.report.supports import IMAGES, strongest_features
 
 POSITIVE, NEGATIVE, PLAIN = "#0072B2", "#D55E00", "#56B4E9"
-MOST_BARS, MOST_MASKS, COLUMNS = 20, 64, 8
+MOST_BARS, MOST_MASKS, COLUMNS, FEW = 20, 64, 8, 5
 
 
 def portrait(model: Model, place: Path) -> None:
@@ -29,18 +29,20 @@ def portrait(model: Model, place: Path) -> None:
 
 
 def masks(model: Model, shape: tuple[int, int]) -> Figure:
-    """The weights of each class as pixels: blue speaks for it, vermilion against it, white was dropped."""
+    """The weights of each class as pixels: blue speaks for it, orange against it, white was dropped."""
     matrix = model.coef.toarray()[:MOST_MASKS]
-    rows = ceil(len(matrix) / COLUMNS)
-    made = Figure(figsize=(8, 1.15 * rows + 0.5), layout="constrained")
+    columns = FEW if len(matrix) <= 2 * FEW else COLUMNS
+    rows = ceil(len(matrix) / columns)
+    made = Figure(figsize=(1.15 * columns, 1.3 * rows + 0.7), layout="constrained")
     colours = mpl.colors.LinearSegmentedColormap.from_list("signed", [NEGATIVE, "#FFFFFF", POSITIVE])
-    for i, axes in enumerate(made.subplots(rows, COLUMNS, squeeze=False).flat):
-        axes.axis("off")
+    for i, axes in enumerate(made.subplots(rows, columns, squeeze=False).flat):
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set(visible=i < len(matrix), color="#B0B0B0", linewidth=0.6)
         if i < len(matrix):
             most = np.abs(matrix[i]).max() or 1
             axes.imshow(matrix[i].reshape(shape), cmap=colours, vmin=-most, vmax=most, interpolation="nearest")
-            axes.add_patch(mpl.patches.Rectangle((0, 0), 1, 1, transform=axes.transAxes, fill=False, linewidth=0.4))
             axes.set_title(model.card.classes[i], fontsize=8, pad=2)
+    made.supxlabel("blue speaks for the class, orange against it; white was dropped", fontsize=8)
     return made
 
 
