@@ -25,7 +25,7 @@ class Tracker(StrEnum):
     WANDB = "wandb"
     """off-line, in the folder wandb of the run, until you sync it or set WANDB_MODE"""
     MLFLOW = "mlflow"
-    """in mlruns here, or where MLFLOW_TRACKING_URI says; experiment fedsieve"""
+    """mlflow.db here (older versions: mlruns), or where MLFLOW_TRACKING_URI says; experiment fedsieve"""
 
 
 @contextmanager
@@ -101,7 +101,7 @@ def wandb(folder: Path, config: dict[str, Any]) -> Iterator[Log]:
 
 @contextmanager
 def mlflow(folder: Path, config: dict[str, Any]) -> Iterator[Log]:
-    """Files on this machine unless MLFLOW_TRACKING_URI says otherwise."""
+    """On this machine unless MLFLOW_TRACKING_URI says otherwise."""
     import mlflow as package
 
     package.set_experiment(PROJECT)
