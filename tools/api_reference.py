@@ -1,6 +1,7 @@
 """Write docs/api.md from the public names and their docstrings: `python tools/api_reference.py`."""
 
 import inspect
+import re
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import ModuleType
@@ -28,7 +29,7 @@ def table_of_fields(cls: type) -> list[str]:
     for field in fields(cls):
         if field.init:
             default = "needed" if field.default is field.default_factory is MISSING else default_of(field)
-            lines.append(f"| `{field.name}` | {default} | {texts.get(field.name, '').replace('|', chr(92) + '|')} |")
+            lines.append(f"| `{field.name}` | {default} | {prose(texts.get(field.name, ''))} |")
     return lines
 
 
@@ -47,14 +48,19 @@ def methods(cls: type) -> list[str]:
         if name.startswith("_") or not text or not (inspect.isfunction(member) or hasattr(member, "func") or isinstance(member, property)):
             continue
         called = f"{name}()" if inspect.isfunction(member) else name
-        lines.append(f"- `.{called}`: {text.splitlines()[0]}")
+        lines.append(f"- `.{called}`: {prose(text.splitlines()[0])}")
     return ["", *lines] if lines else []
+
+
+def prose(text: str) -> str:
+    """A docstring's sentence as Markdown: (*k, p) is a shape, not emphasis."""
+    return re.sub(r"([*<|])", r"\\\1", text)
 
 
 def words(what: object) -> list[str]:
     """The docstring; what is laid out in columns stays as it is."""
     first, _, rest = (inspect.getdoc(what) or "").partition("\n\n")
-    return [first, *(["", "```text", rest, "```"] if rest else [])]
+    return [prose(first), *(["", "```text", rest, "```"] if rest else [])]
 
 
 def entry(name: str, what: object) -> list[str]:
