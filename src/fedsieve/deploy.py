@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedsieve.experiments import store
-from fedsieve.federation import Federation, FederationError
+from fedsieve.federation import COMMANDS, Federation, FederationError, executable
 from fedsieve.options import Flag, Whole
 from fedsieve.show import Counted, amount, number, size
 
@@ -63,6 +63,7 @@ def run(
     simulation: Flag = False,
     run_config: tuple[str, ...] = (),
     out: Path | None = None,
+    resume: Path | None = None,
     quiet: Flag = False,
     json: Flag = False,
 ) -> int:
@@ -80,6 +81,8 @@ def run(
         KEY=VALUE: settings of the app to change for this run; may be given several times
     out
         folder of the run (default: runs/<name of the app>)
+    resume
+        folder of a run of this app that was cut off: it goes on from its last checkpoint
     quiet
         no progress and no table
     json
@@ -90,23 +93,39 @@ def run(
     clients = nodes if nodes is not None else settings.get("clients")
     if not isinstance(clients, int) or clients < 1:
         raise ValueError(f"{folder} does not say how many clients there are, at least 1; use --nodes")
-    place = store.claim(out or Path("runs") / str(app["project"]["name"]), chosen=out is not None)
+    for command in COMMANDS:
+        executable(command)
+    place = chosen_place(str(app["project"]["name"]), out, resume)
     overrides = {**parsed(run_config), "clients": clients, "run-dir": str(place.resolve())}
     with tempfile.TemporaryDirectory(prefix="fedsieve-flower-") as home, Federation(Path(home), place / "logs") as federation:
         federation.superlink(("--insecure", *(("--simulation",) if simulation else ())))
         for client in range(0 if simulation else clients):
             federation.node(client, clients)
-        number_ = federation.submit(folder, overrides, clients if simulation else None)
-        watch(federation, number_, place, int(settings.get("rounds", 0)), str(app["project"]["name"]), quiet=quiet)
-        state, details = federation.status(number_)
+        identifier = federation.submit(folder, overrides, clients if simulation else None)
+        watch(federation, identifier, place, int(settings.get("rounds", 0)), str(app["project"]["name"]), quiet=quiet)
+        state, details = federation.status(identifier)
         if state != COMPLETED or not (place / store.RESULT).exists():
-            raise FederationError(f"the run ended as {state}: {reason(place, number_, details)}; logs are in {place / 'logs'}")
+            raise FederationError(
+                f"the run ended as {state}: {reason(place, identifier, details)}; logs are in {place / 'logs'}; "
+                f"once that is mended, go on with: fedsieve flower run {folder} --resume {place}"
+            )
     result = {**json_text.loads((place / store.RESULT).read_text()), "run": str(place)}
     if json:
         print(json_text.dumps(result))
     elif not quiet:
         show(result, place)
     return 0
+
+
+def chosen_place(name: str, out: Path | None, resume: Path | None) -> Path:
+    """A folder of its own for a new run, or that of the one to go on with."""
+    if resume is None:
+        return store.claim(out or Path("runs") / name, chosen=out is not None)
+    if out is not None:
+        raise ValueError(f"--out {out} has no meaning with --resume {resume}, which goes on in its own folder")
+    if not (resume / store.CONFIG).exists():
+        raise store.FolderError(f"--resume {resume} holds no run; name the folder of a run of this app")
+    return resume
 
 
 def read_app(folder: Path) -> dict[str, Any]:
@@ -152,11 +171,12 @@ def changed(config: dict[str, Any], words: tuple[str, ...]) -> dict[str, Any]:
 
 def watch(federation: Federation, run: str, place: Path, rounds: int, title: str, *, quiet: bool) -> None:
     """Show each round as the server writes it, until the run ends."""
-    follower, seen, told = federation.follow(run), 0, Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
-    with Counted(rounds, title, "round", quiet=quiet) as bar:
+    seen = len(whole_lines(place / store.METRICS))
+    follower, told = federation.follow(run), Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
+    with Counted(rounds, title, "round", quiet=quiet, finished=seen) as bar:
         while True:
             over = follower.poll() is not None
-            lines = (place / store.METRICS).read_text().splitlines() if (place / store.METRICS).exists() else []
+            lines = whole_lines(place / store.METRICS)
             for row in map(json_text.loads, lines[seen:]):
                 metric = next((f", {name} {number(row[name])}" for name in TOLD if name in row), "")
                 bar.advance(f"{len(row['replied'])} of {len(row['cohort'])} replied{metric}")
@@ -166,6 +186,11 @@ def watch(federation: Federation, run: str, place: Path, rounds: int, title: str
             if over:
                 return
             time.sleep(LOOK)
+
+
+def whole_lines(path: Path) -> list[str]:
+    """The lines of a file that another process appends to; the last may be half-written."""
+    return path.read_text().split("\n")[:-1] if path.exists() else []
 
 
 def reason(place: Path, run: str, details: str) -> str:

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 LOOPBACK = "127.0.0.1"
+COMMANDS = ("flower-superlink", "flower-supernode", "flwr")
 NAME = "here"
 """What the superlink is called in Flower's configuration."""
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}

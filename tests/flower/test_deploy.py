@@ -2,8 +2,13 @@
 
 import re
 import tomllib
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
 
 from fedsieve.cli import main
 from fedsieve.plan import plan_from
@@ -44,6 +49,8 @@ def test_nothing_is_overwritten(tmp_path, capsys):
         (["app", "--run-config", "speed=1"], "the app has no such setting"),
         (["app", "--run-config", "rounds"], "KEY=VALUE"),
         (["other"], "no Flower app"),
+        (["app", "--resume", "nowhere"], "holds no run"),
+        (["app", "--resume", "there", "--out", "here"], "has no meaning with --resume"),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_anything_starts(tmp_path, capsys, words, message):
@@ -54,3 +61,54 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(tmp_path, capsys, 
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
     assert not (tmp_path / "runs").exists()
+
+
+def test_without_flower_the_command_says_what_to_install(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("fedsieve.federation.shutil.which", lambda *_, **__: None)
+    assert main(["flower", "new", "app"]) == 0
+    assert main(["flower", "run", "app"]) == 1
+    assert "pip install 'fedsieve[flower]'" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def added(page, name):
+    """The lines that docs/deploy.md adds to a file of Flower's quickstart."""
+    (block,) = re.findall(rf"`{name}`[^\n]*\n\n```diff\n(.*?)```", page, flags=re.DOTALL)
+    return "".join(line[1:] + "\n" for line in block.splitlines() if line.startswith("+"))
+
+
+def test_the_changed_lines_in_the_docs_make_an_app_of_flowers_quickstart(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
+    package = tmp_path / "pytorchexample"
+    package.mkdir()
+    (package / "task.py").write_text(QUICKSTART + added(page, "task.py"))
+    for name in ("client_app.py", "server_app.py"):
+        (package / name).write_text(added(page, name))
+    lines = [line for name in ("task.py", "client_app.py", "server_app.py") for line in added(page, name).splitlines() if line]
+    assert len(lines) == 15
+    config = tomllib.loads(added(page, "pyproject.toml"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    client, server = import_module("pytorchexample.client_app"), import_module("pytorchexample.server_app")
+    assert isinstance(client.app, ClientApp) and isinstance(server.app, ServerApp)
+    context = SimpleNamespace(run_config=config, node_config={"partition-id": 1, "num-partitions": 3})
+    site = plan_from(config, client.OBJECTIVE).site(1, *client.load_rows(context))
+    assert site.rows.examples(1) == 30 and site.rows.x.shape[1:] == (3, 4, 4)
+
+
+QUICKSTART = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(48, 10))
+
+
+def load_data(partition_id, num_partitions, batch_size):
+    rows = [{"img": torch.randn(3, 4, 4), "label": i % 10} for i in range(30)]
+    return DataLoader(rows, batch_size=batch_size), None
+
+
+"""

@@ -10,11 +10,13 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from federations import batched, task
 from fedsieve import wire
+from fedsieve.checkpoint import ChangedError
 from fedsieve.core.streams import server_drawer
 from fedsieve.core.types import Clock
 from fedsieve.engines import flower
 from fedsieve.engines.flower import Network, QuorumError, make_client_app
 from fedsieve.lead import lead
+from fedsieve.model import read
 from fedsieve.plan import plan_from
 from fedsieve.train import start
 
@@ -113,6 +115,63 @@ def test_a_run_over_a_grid_ends_with_the_bits_of_the_batched_engine(tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["bytes_up"] for row in rows] == [done.up.wire for done in rounds]
     assert sum(row["bytes_down"] for row in rows) == sum(3 * len(packet) // 2 for packet in packets["sent"])
+
+
+def cut_off(plan, rounds):
+    """A run that ends without warning after some rounds."""
+
+    class Cut(Network):
+        def __call__(self, clock, *rest):
+            if clock.round == rounds:
+                raise SystemExit
+            return super().__call__(clock, *rest)
+
+    with pytest.raises(SystemExit):
+        lead(plan, Cut(plan, Wires(honest_nodes())))
+
+
+def test_a_run_that_was_cut_off_goes_on_to_the_same_bits_with_one_line_a_round(tmp_path, capsys):
+    plan = plan_of(run_dir=str(tmp_path / "run"), rounds=4)
+    for rounds in (0, 1, 3):
+        cut_off(plan, rounds)
+    patient = plan_of(run_dir=str(tmp_path / "run"), rounds=4, round_seconds=0.7, quorum=0.3)
+    lead(patient, Network(patient, Wires(honest_nodes())))
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == batched(plan, tmp_path / "packets.json")[0]
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [1, 2, 3, 4]
+    assert "3 of 4 rounds are done, going on" in capsys.readouterr().out
+
+
+def test_a_finished_run_is_left_as_it_is_and_asks_nobody(tmp_path):
+    plan, over = network(honest_nodes(), run_dir=str(tmp_path / "run"))
+    lead(plan, over)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    again = Network(plan, Wires({}))
+    lead(plan, again)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+
+
+def test_a_run_does_not_go_on_with_other_settings(tmp_path):
+    cut_off(plan_of(run_dir=str(tmp_path / "run")), 1)
+    other = plan_of(run_dir=str(tmp_path / "run"), density=0.2)
+    with pytest.raises(ChangedError, match=r"density was 0.1, is 0.2"):
+        lead(other, Network(other, Wires(honest_nodes())))
+
+
+def test_a_round_whose_replies_do_not_pass_the_screen_is_not_kept(tmp_path):
+    plan, over = network(honest_nodes(), run_dir=str(tmp_path / "run"), most_examples=65)
+    with pytest.raises(QuorumError, match=r"round 1: 1 replies passed the screen, 2 are needed; client 1: it claims 70 examples"):
+        lead(plan, over)
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == ""
+
+
+def test_the_model_of_a_deployment_can_be_read_like_any_other(tmp_path):
+    plan, over = network(honest_nodes(), run_dir=str(tmp_path / "run"))
+    lead(plan, over)
+    given = read(tmp_path / "run" / "model.safetensors")
+    assert given.kept == 4 and given.card.row == (40,) and given.card.method == "flops-pa"
+    x, _ = task.rows(0)
+    assert np.allclose(given.predict(x.astype(np.float32))[:, 0], x @ given.dense(), atol=1e-5)
 
 
 def test_nodes_are_asked_once_whom_they_serve_and_replies_come_in_the_order_of_clients():

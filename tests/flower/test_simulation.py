@@ -13,7 +13,7 @@ pytestmark = pytest.mark.xdist_group("simulation")  # one fixture serves all, so
 def simulated(tmp_path_factory):
     """The three methods in Flower's simulation, and every fault a client can commit."""
     folder = tmp_path_factory.mktemp("simulated")
-    bad = [kind for kind in REASONS if kind != "stale"] + ["stale"]
+    bad = list(REASONS)
     faults = {str(i + 1): {"1": bad[2 * i], "2": bad[2 * i + 1]} for i in range(len(bad) // 2)}
     with federation(folder / "logs") as made:
         made.superlink(("--insecure", "--simulation"))

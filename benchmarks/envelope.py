@@ -1,0 +1,81 @@
+"""What crosses between a node and the superlink besides our packets: `python -m benchmarks.envelope`.
+
+A relay on loopback counts the bytes of each node's connections, without TLS. Packets and Flower's objects are counted by the server;
+the rest is HTTP, and a node that asks whether there is something to do. Bytes, so a busy machine changes only the time and the polls.
+"""
+
+import json
+import socket
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from fedsieve import deploy
+from fedsieve.federation import LOOPBACK, Federation
+
+NODES, ROUNDS, IDLE = 3, 3, 30.0
+
+
+class Relay:
+    """Passes connections on to a port and counts bytes each way."""
+
+    def __init__(self, port: int) -> None:
+        self.port, self.up, self.down = port, 0, 0
+        self.listener = socket.create_server((LOOPBACK, 0))
+        self.address = f"{LOOPBACK}:{self.listener.getsockname()[1]}"
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self) -> None:
+        """Two threads for every connection."""
+        while True:
+            near, _ = self.listener.accept()
+            try:
+                far = socket.create_connection((LOOPBACK, self.port))
+            except OSError:  # the superlink has been stopped
+                near.close()
+                continue
+            threading.Thread(target=self.pump, args=(near, far, "up"), daemon=True).start()
+            threading.Thread(target=self.pump, args=(far, near, "down"), daemon=True).start()
+
+    def pump(self, source: socket.socket, target: socket.socket, way: str) -> None:
+        """Pass on what comes, and count it."""
+        try:
+            while data := source.recv(65536):
+                setattr(self, way, getattr(self, way) + len(data))
+                target.sendall(data)
+        except OSError:
+            pass
+        finally:
+            for end in (source, target):
+                end.close()
+
+
+def main() -> None:
+    """Three nodes: idle first, then three rounds of the template's app."""
+    with tempfile.TemporaryDirectory(prefix="fs-") as home, Federation(Path(home) / "flwr", Path(home) / "logs") as federation:
+        app, place = Path(home) / "app", Path(home) / "run"
+        deploy.new(app)
+        federation.superlink()
+        relay = Relay(federation.port)
+        for client in range(NODES):
+            federation.node(client, NODES, ("--insecure", "--superlink", relay.address))
+        time.sleep(IDLE)
+        idle, began = (relay.up, relay.down), time.monotonic()
+        time.sleep(IDLE)
+        idle_rate = tuple((now - then) / (time.monotonic() - began) / NODES for now, then in zip((relay.up, relay.down), idle, strict=True))
+        before, began = (relay.up, relay.down), time.monotonic()
+        run = federation.submit(app, {"rounds": ROUNDS, "run-dir": str(place)})
+        federation.follow(run).wait()
+        seconds = time.monotonic() - began
+        crossed = (relay.up - before[0], relay.down - before[1])
+        result = json.loads((place / "result.json").read_text())
+    for way, total, rate in zip(("up", "down"), crossed, idle_rate, strict=True):
+        print(
+            f"{way}: packets {result[f'bytes_{way}']}, Flower's objects around them {result[f'envelope_{way}']}, crossed in all {total} B "
+            f"({NODES} nodes, {ROUNDS} rounds, {seconds:.0f} s); an idle node {rate:.0f} B/s"
+        )
+
+
+if __name__ == "__main__":
+    main()

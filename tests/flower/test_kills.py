@@ -1,0 +1,128 @@
+"""Real processes killed without warning: the server, the superlink, a node. Over TLS with node authentication, on one superlink."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from federations import APP, CLIENTS, COMPLETED, CONFIG, NAME, REASONS, assert_faults_named, batched, finished, left, secured, task
+from fedsieve.federation import answer
+
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("kills")]
+ROUNDS = 4
+
+
+@pytest.fixture(scope="module")
+def federated(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kills")
+    with secured(folder) as made:
+        for client in range(CLIENTS):
+            made.node(client, CLIENTS, made.keys[client])
+        yield made, folder
+
+
+def submitted(made, folder, **settings):
+    plain = {"run-dir": str(folder), "rounds": ROUNDS, "test.methods": "flops-pa"}
+    return made.submit(APP, plain | {name.replace("_", "."): value for name, value in settings.items()})
+
+
+def until(condition, seconds=300):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def rounds_done(folder):
+    path = folder / "flops-pa" / "metrics.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def commands(made, word):
+    """Processes of the federation whose command holds a word."""
+    return [pid for pid in made.strays() if word in Path(f"/proc/{pid}/cmdline").read_text(errors="replace")]
+
+
+def online(made):
+    nodes = answer(made.flwr("supernode", "list", NAME, "--format", "json"))["nodes"]
+    return sum(node["status"] == "online" for node in nodes)
+
+
+def undisturbed(tmp_path):
+    return batched(dict(task.plans(CONFIG | {"rounds": ROUNDS}))["flops-pa"], tmp_path / "packets.json")[0]
+
+
+def assert_whole(folder, tmp_path):
+    model, _, rows, _ = left(folder / "flops-pa")
+    assert model == undisturbed(tmp_path)
+    assert [row["round"] for row in rows] == list(range(1, ROUNDS + 1))
+    assert all(row["replied"] == [0, 1, 2] for row in rows)
+
+
+def test_a_run_whose_server_was_killed_goes_on_to_the_same_bits(federated, tmp_path):
+    made, folder = federated
+    place = folder / "server"
+    run = submitted(made, place)
+    until(lambda: rounds_done(place) >= 2)
+    for pid in commands(made, "flwr-serverapp"):
+        os.kill(pid, signal.SIGKILL)
+    assert finished(made, run)[0] == "finished:failed"
+    assert rounds_done(place) < ROUNDS
+    run = submitted(made, place)
+    assert finished(made, run)[0] == COMPLETED, made.last_words(f"server-{run}")
+    assert "rounds are done, going on" in (made.logs / f"server-{run}.log").read_text()
+    assert_whole(place, tmp_path)
+
+
+def test_a_run_whose_superlink_was_killed_goes_on_to_the_same_bits(federated, tmp_path):
+    made, folder = federated
+    place = folder / "superlink"
+    submitted(made, place)
+    until(lambda: rounds_done(place) >= 1)
+    made.kill("superlink")
+    until(lambda: not commands(made, "flwr-serverapp"), 60)
+    assert rounds_done(place) < ROUNDS
+    made.superlink((*made.tls, "--enable-supernode-auth", "--database", str(folder / "superlink.db")))
+    until(lambda: online(made) == CLIENTS)
+    run = submitted(made, place)
+    assert finished(made, run)[0] == COMPLETED, made.last_words(f"server-{run}")
+    assert_whole(place, tmp_path)
+
+
+def test_a_run_goes_on_without_a_killed_node_names_it_and_takes_it_back(federated):
+    made, folder = federated
+    place = folder / "node"
+    run = submitted(made, place, test_faults=json.dumps({"2": {"1": "slow"}}), **{"round-seconds": 90.0})
+    log = made.logs / "node-1.log"
+    before = log.read_text(errors="replace").count("ROUND 2]")
+    until(lambda: rounds_done(place) == 1)
+    until(lambda: log.read_text(errors="replace").count("ROUND 2]") > before)
+    made.kill("node-1")
+    made.node(1, CLIENTS, made.keys[1])
+    assert finished(made, run)[0] == COMPLETED, made.last_words(f"server-{run}")
+    _, _, rows, result = left(place / "flops-pa")
+    assert [row["replied"] for row in rows] == [[0, 1, 2], [0, 2], [0, 1, 2], [0, 1, 2]]
+    ((client, _),) = rows[1]["rejected"]
+    assert client == 1 and result["rejected"] == {"1": 1}
+
+
+def test_every_bad_reply_of_a_real_node_is_named_and_none_is_averaged(federated, tmp_path):
+    made, folder = federated
+    bad = list(REASONS)
+    faults = {str(i + 1): {"1": bad[2 * i], "2": bad[2 * i + 1]} for i in range(len(bad) // 2)}
+    run = submitted(made, folder / "faulty", rounds=len(faults), test_faults=json.dumps(faults))
+    assert finished(made, run)[0] == COMPLETED, made.last_words(f"server-{run}")
+    assert_faults_named(folder / "faulty", faults, tmp_path)
+
+
+def test_a_round_that_stays_below_the_quorum_fails_the_run_with_the_reasons(federated):
+    made, folder = federated
+    faults = {"1": {"0": "raises", "1": "raises"}}
+    run = submitted(made, folder / "quorum", quorum=0.9, test_faults=json.dumps(faults))
+    assert finished(made, run)[0] == "finished:failed"
+    log = (made.logs / f"server-{run}.log").read_text()
+    assert "1 of 3 clients gave a good reply in 2 tries, 3 are needed" in log and "the disk is on fire" in log
+    assert rounds_done(folder / "quorum") == 0
