@@ -51,6 +51,18 @@ def online(made):
     return sum(node["status"] == "online" for node in nodes)
 
 
+def supervised(made, client):
+    """Start a node until it stays: the superlink refuses a registered key until the last node that had it is known to be gone."""
+
+    def stays():
+        log, process = made.logs / f"node-{client}.log", made.node(client, CLIENTS, made.keys[client])
+        known = log.read_text(errors="replace").count("SuperNode ID")
+        until(lambda: process.poll() is not None or log.read_text(errors="replace").count("SuperNode ID") > known)
+        return process.poll() is None
+
+    until(stays)
+
+
 def undisturbed(tmp_path):
     return batched(dict(task.plans(CONFIG | {"rounds": ROUNDS}))["flops-pa"], tmp_path / "packets.json")[0]
 
@@ -95,18 +107,20 @@ def test_a_run_whose_superlink_was_killed_goes_on_to_the_same_bits(federated, tm
 def test_a_run_goes_on_without_a_killed_node_names_it_and_takes_it_back(federated):
     made, folder = federated
     place = folder / "node"
-    run = submitted(made, place, test_faults=json.dumps({"2": {"1": "slow"}}), **{"round-seconds": 90.0})
+    slow = {"2": {"1": "slow"}, "3": {"0": "slow"}}  # time to kill it, and time for it to come back
+    run = submitted(made, place, test_faults=json.dumps(slow), **{"round-seconds": 120.0})
     log = made.logs / "node-1.log"
     before = log.read_text(errors="replace").count("ROUND 2]")
     until(lambda: rounds_done(place) == 1)
     until(lambda: log.read_text(errors="replace").count("ROUND 2]") > before)
     made.kill("node-1")
-    made.node(1, CLIENTS, made.keys[1])
+    supervised(made, 1)
     assert finished(made, run)[0] == COMPLETED, made.last_words(f"server-{run}")
     _, _, rows, result = left(place / "flops-pa")
-    assert [row["replied"] for row in rows] == [[0, 1, 2], [0, 2], [0, 1, 2], [0, 1, 2]]
-    ((client, _),) = rows[1]["rejected"]
-    assert client == 1 and result["rejected"] == {"1": 1}
+    assert [rows[i]["replied"] for i in (0, 1, 3)] == [[0, 1, 2], [0, 2], [0, 1, 2]]
+    ((client, reason),) = rows[1]["rejected"]
+    assert client == 1 and "Node Unavailable" in reason
+    assert result["rejected"].keys() == {"1"}
 
 
 def test_every_bad_reply_of_a_real_node_is_named_and_none_is_averaged(federated, tmp_path):
