@@ -151,6 +151,101 @@ def test_rows_that_cannot_be_used_are_refused_in_one_line(words, text, capsys, t
     assert text in said and said.count("\n") == 1
 
 
+SHORT = {"x": X, "y": Y, "site": SITES}
+
+
+def harmed(array, place, value):
+    array = array.astype(np.float64)
+    array[place] = value
+    return array
+
+
+@pytest.mark.parametrize(
+    ("arrays", "text"),
+    [
+        ({"x": harmed(X, (3, 2), np.nan)}, "row 4: feature x2 is nan, not a finite number"),
+        ({"x": harmed(X, (0, 11), -np.inf)}, "row 1: feature x11 is -inf"),
+        ({"x": harmed(X, (5, 0), 1e300)}, "row 6: feature x0 is inf, not a finite number in single precision"),
+        ({"y": harmed(Y, 7, np.nan)}, "row 8: the target is not a finite number"),
+        ({"y": harmed(Y, 7, 1e300)}, "row 8: the target is not a finite number"),
+        ({"x": X + 1j}, "array x is complex64 of shape (240, 12); use real numbers"),
+        ({"x": X.astype(str)}, "use real numbers"),
+        ({"x": np.float32(1)}, "array x is float32 of shape ()"),
+        ({"x": np.zeros(240, dtype=[("a", "f4")])}, "use real numbers"),
+        ({"x": np.zeros((240, 0))}, "has 240 rows and 0 features"),
+        ({"x": np.zeros((0, 3))}, "has 0 rows and 3 features"),
+        ({"y": np.float32(1)}, "the target is float32 of shape ()"),
+        ({"y": Y + 1j}, "the target is complex64"),
+        ({"y": np.zeros(240, "M8[D]")}, "the target is datetime64[D]"),
+        ({"y": Y[:7]}, "240 rows of features but 7 targets"),
+        ({"y": np.stack([Y, Y], 1)}, "needs 0 or 1 for each label"),
+        ({"site": SITES[:9]}, "240 rows but data.client has the shape (9,)"),
+        ({"site": np.stack([SITES, SITES], 1)}, "data.client has the shape (240, 2)"),
+        ({"site": harmed(np.zeros(240), 4, np.nan)}, "row 5: data.client is empty"),
+        ({"site": np.where(np.arange(240) == 2, " ", SITES)}, "row 3: data.client is empty"),
+        ({"site": np.zeros(240, complex)}, "data.client holds complex128"),
+    ],
+)
+def test_arrays_that_no_model_could_learn_from_are_refused_in_one_line(arrays, text, capsys):
+    np.savez("bad.npz", **(SHORT | arrays))
+    assert main(["train", "--task", "file", "--quiet", "--data.path", "bad.npz", "--data.client", "site"]) == 2
+    said = capsys.readouterr().err
+    assert text in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("ending", ["npz", "csv", "svm"])
+@pytest.mark.parametrize("harm", [lambda data: b"", lambda data: data[: len(data) // 2 - 1], lambda data: b"\xff\xfe" + data[2:]])
+def test_a_damaged_file_is_refused_in_one_line(ending, harm, capsys, tmp_path):
+    path = tmp_path / f"rows.{ending}"
+    path.write_bytes(harm(path.read_bytes()))
+    words = [] if ending != "csv" else ["--data.target", "kind", "--data.client", "site"]
+    assert main(["train", "--task", "file", "--quiet", "--data.path", path.name, *words]) == 2
+    said = capsys.readouterr().err
+    assert f"rows.{ending}" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.csv", "a,a,y\n1,2,3\n", "two columns are called a"),
+        ("a.csv", "a,site,y\n1,,3\n", "row 1: data.client is empty"),
+        ("a.svm", "1 1:1\n0 2:nan\n", "row 2: feature x2 is nan"),
+        ("a.svm", "1 1:1\n0 2000000000:1\n", "features up to number 2000000000"),
+        ("a.svm", "1 1:1\n0 99999999999999:1\n", "cannot be read as .svm"),
+        ("a.svm", "1,nan 1:1\n0 2:1\n", "a label that is not a finite number"),
+        ("a.svm", "inf 1:1\n0 2:1\n", "row 1: the target is not a finite number"),
+    ],
+)
+def test_lines_that_make_no_sense_are_named(name, text, said, capsys, tmp_path):
+    (tmp_path / name).write_text(text)
+    words = ["--data.client", "site"] if "site" in text else []
+    assert main(["train", "--task", "file", "--quiet", "--data.path", name, *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+def test_a_file_that_changed_is_read_again(tmp_path):
+    from fedsieve.data.own import read
+
+    path = tmp_path / "a.csv"
+    path.write_text("a,y\n1,2\n3,4\n")
+    first = read(path, "y", None)
+    assert read(path, "y", None) is first
+    path.write_text("a,y\n1,2\n3,4\n5,6\n")
+    assert len(read(path, "y", None).y) == 3
+
+
+def test_odd_clients_are_remarked_upon_and_trained_with(capsys):
+    sites = np.where(np.arange(240) == 0, "Site 1 ", SITES)
+    kinds = np.where(SITES == "site 2", "low", WORDS)
+    np.savez("odd.npz", x=X, kind=kinds, site=sites)
+    words = ["--data.path", "odd.npz", "--data.target", "kind", "--data.client", "site", "--density", "0.25"]
+    note = next(result["note"] for seed in range(9) if "no training" in (result := trained(capsys, *words, "--seed", str(seed)))["note"])
+    assert "1 client has no training row: 'Site 1 '" in note
+    assert "1 client has rows of one class only: 'site 2'" in note
+    assert "2 clients have a name that differs only in case or blanks: 'Site 1 ', 'site 1'" in note
+
+
 def test_a_model_for_another_task_is_refused(capsys):
     assert main(["train", "--task", "lr", "--model", "softmax", "--quiet"]) == 2
     assert "belongs to task file" in capsys.readouterr().err

@@ -1,20 +1,26 @@
 """A user's own rows: .npz, .csv or svmlight files, with or without a column that says whose row it is. No torch here."""
 
 import csv
+import zlib
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
+from tokenize import TokenError
 from typing import NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from fedsieve.data import usable
 from fedsieve.data.sources import DataError
 from fedsieve.data.spread import Matrix
 
 MOST_CLASSES = 1000
+MOST_FEATURES = 10_000_000
+DAMAGE = (OSError, EOFError, ValueError, KeyError, TypeError, IndexError, OverflowError, MemoryError, RuntimeError)
+"""What readers of damaged files raise, beside the errors of their own kind: a shape beyond all memory, a locked archive."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,35 +62,26 @@ class Table(NamedTuple):
     """the number the file gives its first feature"""
 
 
-@lru_cache(maxsize=2)
 def read(path: Path, target: str, client: str | None) -> Table:
-    """Read a file of any known kind and refuse what no model could learn from."""
-    path = Path(path)
-    if not path.is_file():
+    """Read a file of any known kind and refuse what no model could learn from; one that did not change is read once."""
+    if not Path(path).is_file():
         raise DataError(f"data.path {path} is not a file")
+    facts = Path(path).stat()
+    return _read(Path(path), target, client, (facts.st_dev, facts.st_ino, facts.st_mtime_ns, facts.st_size))
+
+
+@lru_cache(maxsize=2)
+def _read(path: Path, target: str, client: str | None, _: tuple[int, ...]) -> Table:
     readers = {".npz": read_npz, ".csv": read_csv, ".svm": read_svm, ".svmlight": read_svm, ".libsvm": read_svm}
     if path.suffix not in readers:
         raise DataError(f"data.path {path} has an unknown ending {path.suffix or '(none)'}; use one of {', '.join(readers)}")
     try:
         table = readers[path.suffix](path, target, client)
-    except (OSError, ValueError, KeyError, TypeError, csv.Error, BadZipFile) as problem:
+    except (*DAMAGE, csv.Error, BadZipFile, TokenError, zlib.error) as problem:
         if isinstance(problem, DataError):
             raise
-        raise DataError(f"data.path {path} cannot be read as {path.suffix}: {problem}") from None
-    values = table.x.data if isinstance(table.x, csr_matrix) else table.x
-    if table.x.shape[0] == 0 or table.x.shape[1] == 0:
-        raise DataError(f"data.path {path} has {table.x.shape[0]} rows and {table.x.shape[1]} features; at least one of each is needed")
-    if not np.isfinite(values).all():
-        bad = int(np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(1))[0]) + 1
-        raise DataError(f"data.path {path} has a feature that is not a finite number (entry {bad}); remove or replace it")
-    if table.y.dtype.kind == "f" and not np.isfinite(table.y).all():
-        raise DataError(
-            f"data.path {path} has a target that is not a finite number (row {int(np.flatnonzero(~np.isfinite(table.y))[0]) + 1})"
-        )
-    if table.owner is not None and len(table.owner) != table.x.shape[0]:
-        raise DataError(f"data.path {path} has {table.x.shape[0]} rows but {len(table.owner)} entries in data.client")
-    if len(table.y) != table.x.shape[0]:
-        raise DataError(f"data.path {path} has {table.x.shape[0]} rows of features but {len(table.y)} targets")
+        raise DataError(f"data.path {path} cannot be read as {path.suffix}: {problem or type(problem).__name__}") from None
+    usable.refuse(table.x, table.y, table.owner, table.names, path)
     return table
 
 
@@ -99,13 +96,23 @@ def column_number(names: list[str], wanted: str, what: str, path: Path) -> int:
 
 def read_npz(path: Path, target: str, client: str | None) -> Table:
     """Arrays x, the target, and perhaps the client's; never a pickle."""
-    with np.load(path, allow_pickle=False) as arrays:
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         names = list(arrays)
         x = arrays[names[column_number(names, "x", "array", path)]]
         y = arrays[names[column_number(names, target, "data.target", path)]]
         owner = None if client is None else arrays[names[column_number(names, client, "data.client", path)]]
-    x = x.reshape(len(x), -1).astype(np.float32)
-    return Table(x, y, owner, [f"x{j}" for j in range(x.shape[1])])
+    if x.dtype.kind not in "biuf" or x.ndim < 1:
+        raise DataError(f"{path}: array x is {x.dtype} of shape {x.shape}; use real numbers, one row of features after the other")
+    with np.errstate(over="ignore"):  # what is too large is refused with what is not finite
+        x = x.reshape(len(x), int(np.prod(x.shape[1:]))).astype(np.float32)
+    return Table(x, y, owner, numbered(0, x.shape[1], path))
+
+
+def numbered(first: int, last: int, path: Path) -> list[str]:
+    """Names of features without any."""
+    if last > MOST_FEATURES:
+        raise DataError(f"{path} has features up to number {last}; at most {MOST_FEATURES} are supported")
+    return [f"x{j}" for j in range(first, last)]
 
 
 def read_csv(path: Path, target: str, client: str | None) -> Table:
@@ -126,6 +133,8 @@ def read_lines(path: Path) -> tuple[list[str], list[list[str]]]:
     if len(lines) < 2:
         raise DataError(f"data.path {path} needs a header line and at least one row")
     header = [name.strip() for name in lines[0]]
+    if twice := next((name for name in header if header.count(name) > 1), None):
+        raise DataError(f"{path}: two columns are called {twice}; give each its own name")
     for number, row in enumerate(lines[1:], 2):
         if len(row) != len(header):
             raise DataError(f"{path}, line {number}: {len(row)} columns, the header has {len(header)}")
@@ -135,7 +144,8 @@ def read_lines(path: Path) -> tuple[list[str], list[list[str]]]:
 def numbers(path: Path, header: list[str], rows: list[list[str]], kept: list[int]) -> np.ndarray:
     """Some columns as numbers."""
     try:
-        return np.array([[row[j] for j in kept] for row in rows], dtype=np.float32)
+        with np.errstate(over="ignore"):
+            return np.array([[row[j] for j in kept] for row in rows], dtype=np.float32).reshape(len(rows), len(kept))
     except ValueError:
         number, j = next((n, j) for n, row in enumerate(rows) for j in kept if not _is_number(row[j]))
         raise DataError(f"{path}, line {number + 2}: column {header[j]} is {rows[number][j]!r}, not a number") from None
@@ -165,7 +175,7 @@ def read_svm(path: Path, _: str, client: str | None) -> Table:
         raise DataError("data.client needs a .csv or .npz file: svmlight rows have no columns of that kind")
     x, y, labels = read_svmlight(path)
     first = 0 if x.shape[1] == 0 or x[:, 0].nnz else 1  # most files number their features from 1, and leave column 0 empty
-    return Table(x[:, first:], y, None, [f"x{j}" for j in range(first, x.shape[1])], labels, first)
+    return Table(x[:, first:], y, None, numbered(first, x.shape[1], path), labels, first)
 
 
 def read_svmlight(path: Path) -> tuple[csr_matrix, np.ndarray, tuple[str, ...] | None]:
@@ -178,6 +188,8 @@ def read_svmlight(path: Path) -> tuple[csr_matrix, np.ndarray, tuple[str, ...] |
     if not many:
         return csr_matrix(x), np.asarray(y), None
     labels = sorted({label for row in y for label in row})
+    if not np.isfinite(labels).all():
+        raise DataError(f"{path} has a label that is not a finite number")
     return csr_matrix(x), np.array([[label in row for label in labels] for row in y], dtype=np.float32), named(np.array(labels))
 
 
