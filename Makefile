@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: demo browser test test-all lint bench docs clean
+.PHONY: demo browser test test-all fuzz lint bench docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -31,6 +31,11 @@ test-all: lint browser
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
+
+# Bytes nobody meant, at everything that reads, a minute each.
+fuzz: $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[fuzz]'
+	$(BIN)/python tools/fuzz.py
 
 # The pages that are generated, then the site, in site/index.html; a link that leads nowhere is an error.
 docs: $(STAMP)

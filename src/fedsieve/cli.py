@@ -167,7 +167,7 @@ def settings_files(words: list[str]) -> dict[str, dict]:
     found = {}
     if (path := peek(words, "--config")) is not None:
         found[path] = read_toml(path, f"--config {path}")
-    if (folder := peek(words, "--resume")) is not None:
+    if words[0] == "train" and (folder := peek(words, "--resume")) is not None:
         path = str(Path(folder) / "config.toml")
         stored = read_toml(path, f"--resume {folder}, which needs the config.toml of a run,")
         for key in ("task", "method", "model"):  # they decide which options there are

@@ -178,7 +178,7 @@ def test_without_a_whole_checkpoint_nothing_is_overwritten(broken, tmp_path, cap
     [
         ("metrics.jsonl", lambda content: content.replace(b'"round": 2', b'"round": 7'), "metrics.jsonl is damaged at round 2"),
         ("metrics.jsonl", lambda content: content[:40], "metrics.jsonl is damaged at round 1"),
-        ("rounds.npy", lambda content: content[:300], "rounds.npy is damaged"),
+        ("rounds.bin", lambda content: content[:300], "rounds.bin is damaged"),
         ("config.toml", lambda content: content + b"?", "config.toml of a run, is not TOML"),
         ("config.toml", lambda content: None, "cannot be read: No such file"),
         ("run.json", lambda content: b"{", "run.json is damaged"),

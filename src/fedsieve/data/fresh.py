@@ -1,10 +1,8 @@
 """Rows to predict: the columns a model reads, out of files of the kinds it may have learned from. No torch here."""
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
-from zipfile import BadZipFile
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -46,10 +44,10 @@ def read(path: Path, wanted: Wanted, target: str | None) -> Fresh:
     reader = {".npz": _npz, ".csv": _csv}.get(path.suffix, _svm)
     try:
         found = reader(path, wanted, target)
-    except (OSError, ValueError, KeyError, TypeError, csv.Error, BadZipFile) as problem:
+    except own.DAMAGE as problem:
         if isinstance(problem, DataError):
             raise
-        raise DataError(f"{path} cannot be read as {path.suffix}: {problem}") from None
+        raise DataError(f"{path} cannot be read as {path.suffix}: {problem or type(problem).__name__}") from None
     values = found.x.data if isinstance(found.x, csr_matrix) else found.x
     if not np.isfinite(values).all():
         raise DataError(f"{path} has a feature that is not a finite number; remove or replace it")
@@ -59,9 +57,9 @@ def read(path: Path, wanted: Wanted, target: str | None) -> Fresh:
 
 
 def _npz(path: Path, wanted: Wanted, target: str | None) -> Fresh:
-    with np.load(path, allow_pickle=False) as arrays:
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         names = list(arrays)
-        x = arrays[names[own.column_number(names, "x", "array", path)]].astype(np.float32)
+        x = own.real(arrays[names[own.column_number(names, "x", "array", path)]], path)
         y = None if target is None else arrays[names[own.column_number(names, target, "--target", path)]]
     size = int(np.prod(wanted.row))
     if x.ndim < 2 or int(np.prod(x.shape[1:])) != size:

@@ -20,7 +20,8 @@ from fedsieve.data.spread import Matrix
 MOST_CLASSES = 1000
 MOST_FEATURES = 10_000_000
 DAMAGE = (OSError, EOFError, ValueError, KeyError, TypeError, IndexError, OverflowError, MemoryError, RuntimeError)
-"""What readers of damaged files raise, beside the errors of their own kind: a shape beyond all memory, a locked archive."""
+DAMAGE += (csv.Error, BadZipFile, TokenError, zlib.error)
+"""What readers of damaged files raise: a shape beyond all memory and a locked archive are among it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,7 @@ def _read(path: Path, target: str, client: str | None, _: tuple[int, ...]) -> Ta
         raise DataError(f"data.path {path} has an unknown ending {path.suffix or '(none)'}; use one of {', '.join(readers)}")
     try:
         table = readers[path.suffix](path, target, client)
-    except (*DAMAGE, csv.Error, BadZipFile, TokenError, zlib.error) as problem:
+    except DAMAGE as problem:
         if isinstance(problem, DataError):
             raise
         raise DataError(f"data.path {path} cannot be read as {path.suffix}: {problem or type(problem).__name__}") from None
@@ -98,14 +99,19 @@ def read_npz(path: Path, target: str, client: str | None) -> Table:
     """Arrays x, the target, and perhaps the client's; never a pickle."""
     with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         names = list(arrays)
-        x = arrays[names[column_number(names, "x", "array", path)]]
+        x = real(arrays[names[column_number(names, "x", "array", path)]], path)
         y = arrays[names[column_number(names, target, "data.target", path)]]
         owner = None if client is None else arrays[names[column_number(names, client, "data.client", path)]]
+    x = x.reshape(len(x), int(np.prod(x.shape[1:])))
+    return Table(x, y, owner, numbered(0, x.shape[1], path))
+
+
+def real(x: np.ndarray, path: Path) -> np.ndarray:
+    """An array of features in single precision; what is too large for it is refused with what is not finite."""
     if x.dtype.kind not in "biuf" or x.ndim < 1:
         raise DataError(f"{path}: array x is {x.dtype} of shape {x.shape}; use real numbers, one row of features after the other")
-    with np.errstate(over="ignore"):  # what is too large is refused with what is not finite
-        x = x.reshape(len(x), int(np.prod(x.shape[1:]))).astype(np.float32)
-    return Table(x, y, owner, numbered(0, x.shape[1], path))
+    with np.errstate(over="ignore"):
+        return x.astype(np.float32)
 
 
 def numbered(first: int, last: int, path: Path) -> list[str]:

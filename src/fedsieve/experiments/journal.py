@@ -1,7 +1,8 @@
-"""What a run leaves round by round, so that it can go on after any end: metrics.jsonl, rounds.npy, trace.npz, checkpoints."""
+"""What a run leaves round by round, so that it can go on after any end: metrics.jsonl, rounds.bin, trace.npz, checkpoints."""
 
 import json
 import os
+import struct
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -20,6 +21,8 @@ TRACE_EVERY = 5.0
 """Seconds between two writings of the trace of a run under way, for those who watch it."""
 SHARE = 50
 """By default a checkpoint may be written after this many times what the last one took: at most a fiftieth of the time is spent on them."""
+
+LENGTHS = struct.Struct("<II")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +50,7 @@ class Past(NamedTuple):
     supports: list[np.ndarray]
     histograms: list[np.ndarray]
     ends: tuple[int, int] = (0, 0)
-    """where metrics.jsonl and rounds.npy end with them"""
+    """where metrics.jsonl and rounds.bin end with them"""
 
 
 def past(folder: Path, begun: Standing, config: Mapping[str, Any], rounds: int) -> tuple[Past, tuple[str, ...]]:
@@ -99,8 +102,7 @@ class Journal:
         self.histograms.append(histogram)
         self.metrics.write(json.dumps(step.row).encode() + b"\n")
         self.metrics.flush()
-        np.save(self.rounds, support)
-        np.save(self.rounds, histogram)
+        self.rounds.write(record(support, histogram))
         self.server = step.round.server
         if self.due():
             self.save()
@@ -157,14 +159,28 @@ def read_rows(path: Path, count: int) -> tuple[list[dict[str, Any]], int]:
         return rows, file.tell()
 
 
+def record(support: np.ndarray, histogram: np.ndarray) -> bytes:
+    """A round in rounds.bin: two lengths, then the numbers, of four and eight bytes, little end first."""
+    return LENGTHS.pack(len(support), len(histogram)) + support.astype("<i4").tobytes() + histogram.astype("<i8").tobytes()
+
+
 def read_rounds(path: Path, count: int) -> tuple[list[np.ndarray], list[np.ndarray], int]:
-    """The first supports and gate histograms in rounds.npy, and where they end."""
+    """The first supports and gate histograms in rounds.bin, and where they end."""
     with opened(path) as file:
-        try:
-            arrays = [np.load(file, allow_pickle=False) for _ in range(2 * count)]
-        except (ValueError, EOFError, OSError) as problem:
-            raise store.FolderError(f"{path} is damaged ({problem}); to resume it must hold the {count} rounds of the checkpoint") from None
-        return arrays[::2], arrays[1::2], file.tell()
+        data = file.read()
+    supports, histograms, place = [], [], 0
+    try:
+        while len(histograms) < count:
+            kept, bins = LENGTHS.unpack_from(data, place)
+            place += LENGTHS.size
+            supports.append(np.frombuffer(data, "<i4", kept, place))
+            histograms.append(np.frombuffer(data, "<i8", bins, place + 4 * kept))
+            place += 4 * kept + 8 * bins
+    except (ValueError, struct.error):
+        raise store.FolderError(
+            f"{path} is damaged at round {len(histograms) + 1}; to resume it must hold the {count} rounds of the checkpoint"
+        ) from None
+    return supports, histograms, place
 
 
 def opened(path: Path) -> BinaryIO:

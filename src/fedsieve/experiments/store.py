@@ -1,6 +1,6 @@
 """A run on disk: config.toml, run.json, metrics.jsonl, model.safetensors, trace.npz, result.json, report.html. No torch here.
 
-While it runs also checkpoints/ and rounds.npy: with them and metrics.jsonl it can be resumed.
+While it runs also checkpoints/ and rounds.bin: with them and metrics.jsonl it can be resumed.
 """
 
 import json
@@ -21,7 +21,7 @@ except ImportError:  # Windows
 
 CONFIG, METRICS, MODEL, TRACE, RESULT = "config.toml", "metrics.jsonl", "model.safetensors", "trace.npz", "result.json"
 ABOUT, REPORT = "run.json", "report.html"
-CHECKPOINTS, ROUNDS = "checkpoints", "rounds.npy"
+CHECKPOINTS, ROUNDS = "checkpoints", "rounds.bin"
 
 
 class FolderError(ValueError):

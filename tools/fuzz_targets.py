@@ -1,0 +1,139 @@
+"""Everything that reads what others wrote, fed with bytes: only documented errors may come back.
+
+fuzz.py throws bytes at these for minutes, tests/test_fuzz.py for seconds.
+"""
+
+import contextlib
+import gzip
+import io
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+from zlib import crc32
+
+import numpy as np
+import torch
+
+from fedsieve import checkpoint, wire
+from fedsieve.core.optimizers import no_moments
+from fedsieve.core.packets import sparse_packet
+from fedsieve.data import fresh, idx, own, rcv1
+from fedsieve.data.sources import DataError
+from fedsieve.experiments import journal, store
+from fedsieve.experiments.run import Run
+
+ADDRESS = wire.Address(7, 1, 0)
+SIZE = 40
+HANDLED = Path(tempfile.gettempdir()) / f"fuzz-{os.getpid()}"
+
+
+class Target(NamedTuple):
+    """Something that reads: valid inputs to begin with, how it is fed, and what it may raise."""
+
+    seeds: list[bytes]
+    feed: Callable[[bytes], object]
+    documented: tuple[type[Exception], ...]
+
+    def try_out(self, data: bytes) -> bool:
+        """Whether it was accepted; anything that is not documented escapes."""
+        try:
+            self.feed(data)
+        except self.documented:
+            return False
+        return True
+
+
+def as_file(read: Callable[[Path], object], ending: str = "") -> Callable[[bytes], object]:
+    """A reader of files, fed with bytes."""
+
+    def feed(data: bytes) -> object:
+        path = HANDLED.with_suffix(ending)
+        path.write_bytes(data)
+        try:
+            return read(path)
+        finally:
+            path.unlink()
+
+    return feed
+
+
+# Settings: the whole way from a file to a run that could begin, which then does not
+
+
+def settings(path: Path) -> int:
+    """Exit code 0 or 2 and one line; anything else escapes."""
+    from fedsieve import cli, commands
+
+    nothing = mock.Mock(side_effect=ValueError("nothing is trained while fuzzing"))
+    with (
+        mock.patch.multiple(commands, Problem=nothing, tuned=nothing),
+        contextlib.redirect_stderr(io.StringIO()) as said,
+    ):
+        code = cli.main(["train", "--config", str(path)])
+    if code != cli.USAGE or said.getvalue().count("\n") != 1:
+        raise AssertionError(f"exit code {code}, and it said {said.getvalue()!r}")
+    raise store.FolderError(said.getvalue())
+
+
+def a_packet(reference: torch.Tensor | None = None) -> bytes:
+    """A sparse message without its checksum."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(SIZE, generator=generator)
+    packet = sparse_packet(torch.arange(0, SIZE, 3), {"theta": values}, 8, lambda _, *shape: torch.rand(*shape, generator=generator))
+    return wire.encode(packet, ADDRESS, reference).join()[:-4]
+
+
+def packet(data: bytes) -> object:
+    """With a checksum that fits: behind it everything must be checked again."""
+    reference = torch.arange(0, SIZE, 4)
+    return wire.decode(data + crc32(data).to_bytes(4, "little"), ADDRESS, SIZE, reference)
+
+
+STATE = no_moments(torch.zeros(3))
+
+
+def rows(*, features: int = 4, compressed: bool = False) -> bytes:
+    """A small .npz."""
+    file = io.BytesIO()
+    save = np.savez_compressed if compressed else np.savez
+    save(file, x=np.eye(4, features, dtype=np.float32), y=np.arange(4), site=np.array(["a", "b", "a", "b"]))
+    return file.getvalue()
+
+
+def new_rows(path: Path) -> fresh.Fresh:
+    """Rows for a model of three features, as `fedsieve predict` reads them."""
+    return fresh.read(path, fresh.Wanted(row=(3,), features=None, first=1), "y")
+
+
+IMAGES = np.array([idx.IMAGES, 1, 28, 28], ">i4").tobytes() + bytes(784)
+LABELS = np.array([idx.LABELS, 3], ">i4").tobytes() + bytes((1, 2, 3))
+TOPICS = b"0,3 1:0.5 7:0.25 47236:1\n5 2:1\n"
+TABLE = b"a,site,y\n1,s,2\n-3e2,t,4.5\n"
+ROUNDS = 2 * journal.record(np.arange(3), np.zeros(20))
+METRICS = b'{"round": 1, "seconds": 0.5}\n{"round": 2, "seconds": 0.75}\n'
+TARGETS = {
+    "config": Target(
+        [store.toml(Run(rounds=2).config).encode(), b'task = "mc"\n[data]\nrows = 5\n'], as_file(settings), (store.FolderError,)
+    ),
+    "packet": Target([a_packet(), a_packet(torch.arange(0, SIZE, 4))], packet, (wire.PacketError,)),
+    "checkpoint": Target(
+        [checkpoint.encode(3, STATE, {"density": 0.05})],
+        lambda data: checkpoint.decode(data).restore(STATE),
+        (checkpoint.CheckpointError, checkpoint.ChangedError),
+    ),
+    "metrics": Target([METRICS], as_file(lambda path: journal.read_rows(path, 2)), (store.FolderError,)),
+    "rounds": Target([ROUNDS], as_file(lambda path: journal.read_rounds(path, 2)), (store.FolderError,)),
+    "idx": Target([IMAGES, LABELS, gzip.compress(LABELS, mtime=0)], as_file(idx.read_idx), (DataError,)),
+    "topics": Target([TOPICS], as_file(rcv1.read_topics, ".svm"), (DataError,)),
+    "svmlight": Target(
+        [b"1 1:0.5 3:2\n-1 2:1\n", b"0,2 1:1\n1 2:-1e3\n"], as_file(lambda path: own.read(path, "y", None), ".svm"), (DataError,)
+    ),
+    "predict-csv": Target([b"a,b,c,y\n1,2,3,4\n"], as_file(new_rows, ".csv"), (DataError,)),
+    "predict-svm": Target([b"1 1:0.5 3:2\n"], as_file(new_rows, ".svm"), (DataError,)),
+    "predict-npz": Target([rows(features=3)], as_file(new_rows, ".npz"), (DataError,)),
+    "csv": Target([TABLE], as_file(lambda path: own.read(path, "y", "site"), ".csv"), (DataError,)),
+    "npz": Target([rows(), rows(compressed=True)], as_file(lambda path: own.read(path, "y", "site"), ".npz"), (DataError,)),
+}
