@@ -117,7 +117,7 @@ def real(x: np.ndarray, path: Path) -> np.ndarray:
 def numbered(first: int, last: int, path: Path) -> list[str]:
     """Names of features without any."""
     if last > MOST_FEATURES:
-        raise DataError(f"{path} has features up to number {last}; at most {MOST_FEATURES} are supported")
+        raise DataError(f"{path} has features up to number {last - 1}; at most {MOST_FEATURES} are supported")
     return [f"x{j}" for j in range(first, last)]
 
 
