@@ -31,6 +31,7 @@ test-all: lint browser
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.wire
 
 # Bytes nobody meant, at everything that reads, a minute each.
 fuzz: $(STAMP)

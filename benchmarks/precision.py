@@ -1,4 +1,7 @@
-"""`python -m benchmarks.precision`: what 8-bit (and 4-bit) messages cost in accuracy, against 32 bits, paired over seeds 10-14."""
+"""`python -m benchmarks.precision [TASKS [BITS]]`: the accuracy 8-bit and 4-bit messages cost, against 32 bits, paired over seeds 10-14.
+
+TASKS and BITS are lists with commas, `lr,lg,mc` and `8,4` if left out.
+"""
 
 import sys
 
@@ -8,7 +11,7 @@ from fedsieve.algorithms import algorithm_class
 from fedsieve.experiments.execute import execute
 from fedsieve.experiments.problem import Problem
 from fedsieve.experiments.run import Run
-from fedsieve.experiments.tasks import TASKS
+from fedsieve.experiments.tasks import TASKS, settings_of
 
 SEEDS = range(10, 15)
 METHODS = ("flops", "flops-pa", "fed-iter-ht", "fed-round-ht", "fed-avg")
@@ -18,7 +21,8 @@ def values(task: str, name: str, bits: int, problems: dict[int, Problem]) -> np.
     """The metric of each seed."""
     found = []
     for seed, problem in problems.items():
-        run = Run(task=task, method=name, seed=seed, algorithm=algorithm_class(name)(bits=bits))
+        method = algorithm_class(name)
+        run = Run(task=task, method=name, seed=seed, algorithm=method(**settings_of(TASKS[task], method, None) | {"bits": bits}))
         for step in execute(run, problem.for_run(run)):
             last = step.row
         found.append(last[TASKS[task].metric])
@@ -28,14 +32,15 @@ def values(task: str, name: str, bits: int, problems: dict[int, Problem]) -> np.
 def main() -> None:
     """Print a table in Markdown."""
     tasks = sys.argv[1].split(",") if len(sys.argv) > 1 else ["lr", "lg", "mc"]
-    print("| task | method | 32 bits | 8 bits - 32 bits (se) | 4 bits - 32 bits (se) |")
-    print("|---|---|---|---|---|")
+    rounded = [int(bits) for bits in sys.argv[2].split(",")] if len(sys.argv) > 2 else [8, 4]
+    print("| task | method | 32 bits |" + "".join(f" {bits} bits - 32 bits (se) |" for bits in rounded))
+    print("|---|---|---|" + "---|" * len(rounded))
     for task in tasks:
         problems = {seed: Problem(Run(task=task, seed=seed)) for seed in SEEDS}
         for name in METHODS:
             full = values(task, name, 32, problems)
             cells = []
-            for bits in (8, 4):
+            for bits in rounded:
                 difference = values(task, name, bits, problems) - full
                 cells.append(f"{difference.mean():+.4f} ({difference.std(ddof=1) / len(difference) ** 0.5:.4f})")
             print(f"| {task} | {name} | {full.mean():.4f} | {' | '.join(cells)} |", flush=True)

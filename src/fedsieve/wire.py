@@ -23,6 +23,7 @@ GATE_FIELDS = frozenset({"gates", "log_alpha", "gate_gradient"})
 SCALARS = ("rest_gate", "multiplier", "kept_gate")
 SEED, DENSE, SUBSET, CHANGES = range(4)
 BITMAP = 255
+CHECKSUM = 4
 MAX_RICE = 31
 MAX_SIZE = 1 << 31
 NUMPY_TYPE = {Coding.FLOAT32: "<f4", Coding.FLOAT16: "<f2", Coding.UNIT8: "u1"}
@@ -63,12 +64,12 @@ class Encoded(NamedTuple):
     def join(self) -> bytes:
         """What crosses."""
         body = b"".join((self.header, self.positions, self.scalars, *self.fields.values()))
-        return body + crc32(body).to_bytes(4, "little")
+        return body + crc32(body).to_bytes(CHECKSUM, "little")
 
     @property
     def length(self) -> int:
         """len(join()), without joining."""
-        return len(self.header) + self.payload + 4
+        return len(self.header) + self.payload + CHECKSUM
 
 
 # Encoding
@@ -76,23 +77,38 @@ class Encoded(NamedTuple):
 
 def encode(packet: Packet, address: Address, reference: torch.Tensor | None = None) -> Encoded:
     """The shortest form of `packet`; `reference` is a support the receiver already holds (the broadcast's)."""
-    kind, positions = _positions(packet, None if reference is None else reference.numpy(force=True))
-    names = bytes(FIELDS.index(name) << 4 | values.coding for name, values in packet.fields.items())
-    header = b"".join(
+    return encode_stack(packet, 1, address, reference)[0]
+
+
+def encode_stack(packets: Packet, count: int, address: Address, reference: torch.Tensor | None = None) -> list[Encoded]:
+    """The shortest form of each of `count` packets in a stack."""
+    supports = None if packets.support is None else packets.support.numpy(force=True).reshape(count, -1)
+    names = bytes(FIELDS.index(name) << 4 | values.coding for name, values in packets.fields.items())
+    rest = b"".join(
         (
-            MAGIC,
-            bytes((VERSION, kind)),
             address.fingerprint.to_bytes(4, "little"),
-            *map(_varint, (address.round, address.exchange, packet.size)),
-            *((_varint(packet.seed),) if packet.seed is not None else ()),
-            *((_varint(packet.support.shape[-1]),) if packet.support is not None else ()),
-            bytes((len(names) << 4 | len(packet.scalars),)),
+            *map(_varint, (address.round, address.exchange, packets.size)),
+            *((_varint(packets.seed),) if packets.seed is not None else ()),
+            *((_varint(supports.shape[-1]),) if supports is not None else ()),
+            bytes((len(names) << 4 | len(packets.scalars),)),
             names,
-            bytes(SCALARS.index(name) for name in packet.scalars),
+            bytes(SCALARS.index(name) for name in packets.scalars),
         )
     )
-    scalars = np.array([float(value) for value in packet.scalars.values()], dtype="<f4").tobytes()
-    return Encoded(header, positions, scalars, {name: _values(values) for name, values in packet.fields.items()}, packet.formula_bytes)
+    fields = {name: _values(values, count) for name, values in packets.fields.items()}
+    scalars = [s.numpy(force=True).reshape(count) for s in packets.scalars.values()]
+    numbers = np.stack(scalars, axis=-1).astype("<f4", copy=False) if scalars else np.empty((count, 0), dtype="<f4")
+    formula = packets.formula_bytes // count
+    held = None if reference is None else reference.numpy(force=True)
+    found = []
+    for i in range(count):
+        if supports is None:
+            kind, positions = DENSE if packets.seed is None else SEED, b""
+        else:
+            kind, positions = _positions(supports[i], packets.size, held)
+        header = MAGIC + bytes((VERSION, kind)) + rest
+        found.append(Encoded(header, positions, numbers[i].tobytes(), {name: each[i] for name, each in fields.items()}, formula))
+    return found
 
 
 def _varint(number: int) -> bytes:
@@ -104,16 +120,11 @@ def _varint(number: int) -> bytes:
     return bytes(out)
 
 
-def _positions(packet: Packet, reference: np.ndarray | None) -> tuple[int, bytes]:
-    if packet.seed is not None:
-        return SEED, b""
-    if packet.support is None:
-        return DENSE, b""
-    support = packet.support.numpy(force=True)
-    plain = _subset(support, packet.size)
+def _positions(support: np.ndarray, size: int, reference: np.ndarray | None) -> tuple[int, bytes]:
+    plain = _subset(support, size)
     if reference is None:
         return SUBSET, plain
-    changes = _changes(support, reference, packet.size)
+    changes = _changes(support, reference, size)
     return (CHANGES, changes) if len(changes) < len(plain) else (SUBSET, plain)
 
 
@@ -149,16 +160,20 @@ def _subset(indices: np.ndarray, size: int) -> bytes:
     return bytes((parameter,)) + np.packbits(np.concatenate((unary, low))).tobytes()
 
 
-def _values(values: Values) -> bytes:
-    codes = values.codes.numpy(force=True)
-    scale = b"" if values.scale is None else np.float32(float(values.scale)).astype("<f4").tobytes()
+def _values(values: Values, count: int) -> list[bytes]:
+    codes = values.codes.numpy(force=True).reshape(count, -1)
     if values.coding in (Coding.LEVELS4, Coding.HALVES4):
-        nibbles = np.zeros(len(codes) + len(codes) % 2, dtype=np.uint8)
-        nibbles[: len(codes)] = codes.view(np.uint8) & 0xF
-        return scale + (nibbles[0::2] << 4 | nibbles[1::2]).tobytes()
-    if values.coding is Coding.SIGNS:
-        return scale + np.packbits(codes > 0).tobytes()
-    return scale + codes.astype(NUMPY_TYPE.get(values.coding, "i1"), copy=False).tobytes()
+        nibbles = np.zeros((count, codes.shape[1] + codes.shape[1] % 2), dtype=np.uint8)
+        nibbles[:, : codes.shape[1]] = codes.view(np.uint8) & 0xF
+        rows = nibbles[:, 0::2] << 4 | nibbles[:, 1::2]
+    elif values.coding is Coding.SIGNS:
+        rows = np.packbits(codes > 0, axis=-1)
+    else:
+        rows = codes.astype(NUMPY_TYPE.get(values.coding, "i1"), copy=False)
+    if values.scale is None:
+        return [row.tobytes() for row in rows]
+    scales = values.scale.numpy(force=True).reshape(count).astype("<f4", copy=False)
+    return [scale.tobytes() + row.tobytes() for scale, row in zip(scales, rows, strict=True)]
 
 
 # Decoding

@@ -10,6 +10,7 @@ from torch import Tensor
 from fedsieve.algorithms.fed_sgd import GradientExchange
 from fedsieve.algorithms.gated import Gated, Server, silenced
 from fedsieve.core import optimizers
+from fedsieve.core.optimizers import StepRule
 from fedsieve.core.packets import Packet, dense_packet
 from fedsieve.core.streams import Draw
 from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
@@ -37,6 +38,8 @@ class Flops(GradientExchange, Gated):
     def client_step(self, objective: Objective, client: Client, batch: Batch, clock: Clock, draw: Draw) -> Client:
         """ClientCompute: gradients of the batch loss in theta~ and phi."""
         slopes = self.pull(objective, client.weights, client.log_alpha, batch, clock, draw)
+        if self.step_rule is StepRule.CONSTANT:
+            return Client(slopes.weights, slopes.log_alpha)
         share = slopes.size / (self.rate * self.decay(clock))
         return Client(slopes.weights * share, slopes.log_alpha * share)
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from fedsieve.algorithms.gated import Gated, silenced
@@ -16,7 +16,7 @@ from fedsieve.core.aggregation import cohort_weights, combine, mean
 from fedsieve.core.constraint import Dual
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT
 from fedsieve.core.optimizers import Moments
-from fedsieve.core.packets import Packet, round_gates, round_values, sparse_packet
+from fedsieve.core.packets import Packet, dense_all, round_gates, round_values, sparse_packet
 from fedsieve.core.streams import Draw
 from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
 
@@ -129,17 +129,21 @@ class FlopsPA(Gated):
         if self.message is Message.LOG_ALPHA:
             values = silenced(log_alpha, layout).gather(-1, support)
             packet.fields["log_alpha"] = round_values(values, self.bits, draw, "log_alpha", zero_free=False)
-            packet.scalars["rest_gate"] = mean_outside(log_alpha, chosen).to(torch.float32)
+            packet.scalars["rest_gate"] = mean_outside(log_alpha, support).to(torch.float32)
         else:
             gate = self.gates(log_alpha, layout, draw, "message gates", self.message_gates).value
             packet.fields["gates"] = round_gates(gate.gather(-1, support), self.bits, draw, "gates")
-            packet.scalars["rest_gate"] = mean_outside(gate, chosen).clamp_min(self.rest_floor).to(torch.float32)
+            packet.scalars["rest_gate"] = mean_outside(gate, support).clamp_min(self.rest_floor).to(torch.float32)
         return packet
+
+    @property
+    def gate_field(self) -> str:
+        """What stands for a gate in a message."""
+        return "gates" if self.message is Message.GATES else "log_alpha"
 
     def receive(self, packet: Packet, dtype: torch.dtype) -> tuple[Float[Tensor, "*k p"], Float[Tensor, "*k p"]]:
         """theta~ (zero where the packet is silent) and z, or log_alpha where that is what was sent."""
-        field = "gates" if self.message is Message.GATES else "log_alpha"
-        return packet.dense("weights", dtype), packet.dense(field, dtype, packet.scalar("rest_gate", dtype))
+        return packet.dense("weights", dtype), packet.dense(self.gate_field, dtype, packet.scalar("rest_gate", dtype))
 
     def read(self, packet: Packet, dtype: torch.dtype, rest: Mapping[str, Tensor] | None = None) -> dict[str, Float[Tensor, " _n"]]:
         """theta and its gates; of gates a packet is never silent, the rest gate speaks for those it does not name."""
@@ -155,9 +159,9 @@ class FlopsPA(Gated):
         return invert(self.shape, gate).clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
 
     @staticmethod
-    def opening(gate: Float[Tensor, " p"], layout: Layout) -> Float[Tensor, " p"]:
+    def opening(gate: Float[Tensor, "*k p"], layout: Layout) -> Float[Tensor, "*k p"]:
         """Received gates off 0, and wide open where there are none."""
-        return torch.cat((gate[: layout.gated].clamp_min(GATE_MARGIN), torch.ones_like(gate[layout.gated :])))
+        return torch.cat((gate[..., : layout.gated].clamp_min(GATE_MARGIN), torch.ones_like(gate[..., layout.gated :])), dim=-1)
 
     # The round
 
@@ -179,14 +183,14 @@ class FlopsPA(Gated):
         slopes = self.pull(objective, client.weights, client.log_alpha, batch, clock, draw)
         turn = slopes.log_alpha + self.regularize(client.log_alpha, client.multiplier, client.layout.gated, objective.layout.groups)
         return client._replace(
-            weights=client.weights - slopes.size * slopes.weights,
-            log_alpha=(client.log_alpha - self.gate_rate * self.decay(clock) * turn).clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT),
+            weights=torch.addcmul(client.weights, slopes.size, slopes.weights, value=-1),
+            log_alpha=client.log_alpha.sub(turn, alpha=self.gate_rate * self.decay(clock)).clamp_(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT),
         )
 
     @property
     def reply_fields(self) -> frozenset[str]:
         """Weights, what stands for their gates, and the rest gate."""
-        return frozenset({"weights", "gates" if self.message is Message.GATES else "log_alpha", "rest_gate"})
+        return frozenset({"weights", self.gate_field, "rest_gate"})
 
     def client_rest(self, client: Client, missed: Float[Tensor, "k p"], clock: Clock) -> Client:
         """The constraint's drift of gates that sparse rows did not touch, at once: exact to first order, step by step where large.
@@ -199,8 +203,9 @@ class FlopsPA(Gated):
         log_alpha = client.log_alpha
         for step in range(steps):
             times = missed if steps == 1 else (missed > step).to(log_alpha)
-            log_alpha = log_alpha - rate * times * self.regularize(log_alpha, client.multiplier, client.layout.gated, client.layout.groups)
-        return client._replace(log_alpha=log_alpha.clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT))
+            drift = self.regularize(log_alpha, client.multiplier, client.layout.gated, client.layout.groups).mul_(times)
+            log_alpha = log_alpha.sub(drift, alpha=rate)
+        return client._replace(log_alpha=log_alpha.clamp_(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT))
 
     def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
         """Gates drawn once more, then the message (L199-200)."""
@@ -209,14 +214,14 @@ class FlopsPA(Gated):
     def aggregate(self, server: Server, packet: Packet, replies: list[Reply], clock: Clock, draw: Draw) -> Server:
         """theta and z averaged, theta~ = theta / z, phi from z (L183-186); what the broadcast left out is remembered (E5)."""
         dtype = server.theta.dtype
-        sent = torch.where(packet.dense("weights", dtype) != 0, server.theta, torch.zeros_like(server.theta))
+        sent = server.theta * (packet.dense("weights", dtype) != 0)
         by_gate = self.message is Message.GATES
-        received = [self.receive(reply.packet, dtype) for reply in replies]
-        shares = cohort_weights(examples(replies, server.theta), self.weights)
-        gate = mean(torch.stack([gate for _, gate in received]), shares)
+        packets, counts = [reply.packet for reply in replies], examples(replies, server.theta)
+        received = dense_all(packets, self.gate_field, dtype, "rest_gate")
+        gate = mean(received, cohort_weights(counts, self.weights))
         gate = self.opening(gate, server.layout) if by_gate else gate
-        thetas = torch.stack([weights * self.opening(gate, server.layout) if by_gate else weights for weights, gate in received])
-        target = combine(thetas, examples(replies, server.theta), self.weights)
+        weights = dense_all(packets, "weights", dtype)
+        target = combine(weights * self.opening(received, server.layout) if by_gate else weights, counts, self.weights)
         theta, moments = server_step(self, server.moments, sent, target)
         theta = theta + self.memory * (server.theta - sent)
         log_alpha = self.settled(self.log_alpha_of(gate), server.layout)
@@ -234,7 +239,7 @@ class FlopsPA(Gated):
         return server
 
 
-def mean_outside(values: Float[Tensor, "*k p"], chosen: Bool[Tensor, "*k p"]) -> Float[Tensor, "*k"]:
+def mean_outside(values: Float[Tensor, "*k p"], support: Int64[Tensor, "*k m"]) -> Float[Tensor, "*k"]:
     """The mean of what was not chosen; 0 where everything was."""
-    outside = ~chosen
-    return (values * outside).sum(-1) / outside.sum(-1).clamp_min(1)
+    outside = values.shape[-1] - support.shape[-1]
+    return (values.sum(-1) - values.gather(-1, support).sum(-1)) / outside if outside else torch.zeros_like(values[..., 0])

@@ -2,7 +2,7 @@
 
 from abc import ABC
 from dataclasses import dataclass
-from math import log
+from math import inf, log
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -153,10 +153,13 @@ class Gated(Method, ABC):
         for r in range(self.samples):
             gate = self.client_gates(log_alpha, objective.layout, draw, f"gates {r}")
             loss, gradient = objective.gradient(weights * gate.value, batch)
-            size = self.step_size(loss, gradient * gate.value, batch, clock)
-            gradient = optimizers.clipped(gradient, self.clip)
+            by_weight = gradient * gate.value
+            size = self.step_size(loss, by_weight, batch, clock)
+            if self.clip < inf:
+                gradient = optimizers.clipped(gradient, self.clip)
+                by_weight = gradient * gate.value
             by_gate = selection.shared(gradient * weights * gate.slope, objective.layout.groups)
-            slopes.append(Slopes(gradient * gate.value, by_gate, size))
+            slopes.append(Slopes(by_weight, by_gate, size))
         if self.samples == 1:
             return slopes[0]
         return Slopes(*(torch.stack(parts).mean(0) for parts in zip(*slopes, strict=True)))
@@ -193,11 +196,11 @@ class Gated(Method, ABC):
 
     def score(self, weights: Float[Tensor, "*k p"], log_alpha: Float[Tensor, "*k p"]) -> Float[Tensor, "*k p"]:
         """|theta~| times the test-time gate (decision C3)."""
-        return weights.abs() * self.open_gate(log_alpha)
+        return self.open_gate(log_alpha).mul_(weights).abs_()
 
     def open_gate(self, log_alpha: Float[Tensor, "*k p"]) -> Float[Tensor, "*k p"]:
         """The test-time gate, a hair above 0: closed gates are then ranked by weight, and a kept weight is never zero (C5)."""
-        return gates.at_test_time(self.shape, log_alpha, self.test_gate).clamp_min(GATE_MARGIN)
+        return gates.at_test_time(self.shape, log_alpha, self.test_gate, least=GATE_MARGIN)
 
     def chosen(
         self, weights: Float[Tensor, "*k p"], log_alpha: Float[Tensor, "*k p"], layout: Layout, clock: Clock

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedsieve.core import optimizers, selection
 from fedsieve.core.aggregation import Weighting, combine
 from fedsieve.core.optimizers import Moments, Optimizer, StepRule
-from fedsieve.core.packets import PRECISIONS, Packet, dense_packet, sparse_packet
+from fedsieve.core.packets import PRECISIONS, Packet, dense_all, dense_packet, sparse_packet
 from fedsieve.core.selection import Budget, BudgetRule, Schedule
 from fedsieve.core.streams import Draw
 from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
@@ -210,7 +210,7 @@ class Method:
 
     def mean_of(self, replies: list[Reply], field: str, like: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
         """The cohort's weighted mean of a field, zeros where a packet is silent."""
-        vectors = torch.stack([reply.packet.dense(field, like.dtype) for reply in replies])
+        vectors = dense_all([reply.packet for reply in replies], field, like.dtype)
         return combine(vectors, examples(replies, like), self.weights)
 
 

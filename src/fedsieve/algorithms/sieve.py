@@ -18,7 +18,7 @@ from fedsieve.core import constraint, gates, optimizers, selection
 from fedsieve.core.aggregation import Weighting, cohort_weights, mean
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT, HardConcrete
 from fedsieve.core.optimizers import Moments, no_moments
-from fedsieve.core.packets import Packet, round_signs, sparse_packet
+from fedsieve.core.packets import Packet, round_signs, scalar_all, sparse_packet
 from fedsieve.core.selection import total_kept
 from fedsieve.core.streams import Draw
 from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
@@ -196,7 +196,8 @@ class Sieve(Method):
         move, moments = optimizers.step(self.server, server.moments, -update, rate, momentum=self.server_momentum)
         theta = sent + move + self.memory * (server.weights - sent)
         shares = cohort_weights(examples(replies, server.weights), self.weights)
-        both = mean(torch.stack([torch.stack([r.packet.scalar(name, dtype) for name in GATES]) for r in replies]), shares)
+        packets = [reply.packet for reply in replies]
+        both = mean(torch.stack([scalar_all(packets, name, dtype) for name in GATES], dim=-1), shares)
         found = not self.searching(clock._replace(round=clock.round + 1))
         if found and self.ending is Ending.FROZEN:
             both = torch.tensor([LOG_ALPHA_LIMIT, -LOG_ALPHA_LIMIT]).to(both)

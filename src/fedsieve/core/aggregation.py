@@ -27,11 +27,8 @@ def cohort_weights(examples: Float[Tensor, " k"], kind: Weighting) -> Float[Tens
 
 
 def mean(vectors: Float[Tensor, "k n"], weights: Float[Tensor, " k"]) -> Float[Tensor, " n"]:
-    """sum_k w_k v_k, added up in client order so that every engine gives the same bits."""
-    total = torch.zeros_like(vectors[0])
-    for vector, weight in zip(vectors, weights, strict=True):
-        total = total + weight * vector
-    return total
+    """sum_k w_k v_k. A sum, not a product of matrices: its order depends on the shape alone, so every engine gives the same bits."""
+    return (vectors * weights[:, None]).sum(0)
 
 
 def riemannian_mean(vectors: Float[Tensor, "k n"], weights: Float[Tensor, " k"], iterations: int = 10) -> Float[Tensor, " n"]:

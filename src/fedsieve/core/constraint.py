@@ -40,7 +40,7 @@ def slope(
     """lambda grad_phi L_con: lambda P (1 - P), over |theta| in the paper's form; added in descent (L138; L136 has a slip, A1)."""
     p = active_probability(shape, log_alpha)
     scale = multiplier[..., None] / (1 if form is Form.COUNT else size)
-    return scale * p * (1 - p)
+    return torch.ops.aten.sigmoid_backward(scale.expand_as(p), p)
 
 
 def ascend(multiplier: Float[Tensor, "*k"], violation: Float[Tensor, "*k"], rate: float) -> Float[Tensor, "*k"]:

@@ -49,15 +49,14 @@ class Gates(NamedTuple):
     slope: Tensor
 
 
-def stretch(shape: HardConcrete, s: Float[Tensor, "*k n"]) -> Float[Tensor, "*k n"]:
-    """Stretch (0, 1) to (gamma, zeta) and clip to [0, 1]."""
-    return torch.clamp(s * (shape.high - shape.low) + shape.low, 0.0, 1.0)
+def stretch(shape: HardConcrete, s: Float[Tensor, "*k n"], least: float = 0.0) -> Float[Tensor, "*k n"]:
+    """Stretch (0, 1) to (gamma, zeta) and clip to [0, 1], or to [least, 1]."""
+    return (s * (shape.high - shape.low)).add_(shape.low).clamp_(least, 1.0)
 
 
 def sample(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], noise: Float[Tensor, "*k n"]) -> Gates:
     """Gates for uniform noise u, with dz/dphi = (zeta - gamma)/beta' s (1 - s) where 0 < z < 1, else 0 (L118-122, decision A3)."""
-    u = noise.clamp(NOISE_MARGIN, 1 - NOISE_MARGIN)
-    return _gates(shape, (torch.logit(u) + log_alpha) / shape.temperature)
+    return _gates(shape, torch.logit(noise, NOISE_MARGIN).add_(log_alpha).div_(shape.temperature))
 
 
 def deterministic(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"]) -> Gates:
@@ -66,22 +65,28 @@ def deterministic(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"]) -> Gate
 
 
 def _gates(shape: HardConcrete, logits: Float[Tensor, "*k n"]) -> Gates:
-    s = torch.sigmoid(logits)
-    value = stretch(shape, s)
-    inside = (value > 0) & (value < 1)
-    slope = torch.where(inside, (shape.high - shape.low) / shape.temperature * s * (1 - s), torch.zeros_like(s))
-    return Gates(value, slope)
+    """z and dz/dphi of logits nobody else holds.
+
+    A masked choice would take longer than all the rest; hardtanh's derivative is the same mask in one pass.
+    """
+    s = logits.sigmoid_()
+    width = shape.high - shape.low
+    stretched = (s * width).add_(shape.low)
+    slope = torch.ops.aten.sigmoid_backward(torch.full_like(s[..., :1], width / shape.temperature).expand_as(s), s)
+    return Gates(stretched.clamp(0.0, 1.0), torch.ops.aten.hardtanh_backward(slope, stretched, 0.0, 1.0))
 
 
-def at_test_time(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], kind: GateAtTest = GateAtTest.MEDIAN) -> Float[Tensor, "*k n"]:
-    """The gate of the finished model (L128, decision A5)."""
+def at_test_time(
+    shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], kind: GateAtTest = GateAtTest.MEDIAN, least: float = 0.0
+) -> Float[Tensor, "*k n"]:
+    """The gate of the finished model (L128, decision A5), at least `least`."""
     temperature = shape.temperature if kind is GateAtTest.MEDIAN else 1.0
-    return stretch(shape, torch.sigmoid(log_alpha / temperature))
+    return stretch(shape, (log_alpha / temperature).sigmoid_(), least)
 
 
 def active_probability(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"]) -> Float[Tensor, "*k n"]:
     """P(z != 0) = sigmoid(log_alpha - beta' log(-gamma/zeta)) (L126; the paper writes E[z], decision A2)."""
-    return torch.sigmoid(log_alpha + shape.offset)
+    return (log_alpha + shape.offset).sigmoid_()
 
 
 def exact_inverse(shape: HardConcrete, gate: Float[Tensor, "*k n"]) -> Float[Tensor, "*k n"]:

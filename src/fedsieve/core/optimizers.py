@@ -58,10 +58,10 @@ def step(
         first = momentum * moments.first + gradient
         return -rate * first, moments._replace(first=first)
     count = moments.count + 1
-    first = momentum * moments.first + (1 - momentum) * gradient
-    second = square * moments.second + (1 - square) * gradient * gradient
-    mean, spread = first / (1 - momentum**count), second / (1 - square**count)
-    return -rate * mean / (spread.sqrt() + epsilon), Moments(first, second, count)
+    first = torch.lerp(gradient, moments.first, momentum)
+    second = torch.addcmul(square * moments.second, gradient, gradient, value=1 - square)
+    spread = (second / (1 - square**count)).sqrt_().add_(epsilon)
+    return first * (-rate / (1 - momentum**count)) / spread, Moments(first, second, count)
 
 
 def cosine(progress: float, final: float) -> float:

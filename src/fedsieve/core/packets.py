@@ -1,6 +1,8 @@
 """Lossy packing: what a message keeps of a vector. Choosing entries and rounding values change the result, so they are algorithm."""
 
+from collections.abc import Sequence
 from enum import IntEnum
+from math import inf
 from typing import NamedTuple
 
 import torch
@@ -88,19 +90,54 @@ class Packet(NamedTuple):
         """A scalar in working precision."""
         return self.scalars[name].to(dtype)
 
+    def split(self) -> list["Packet"]:
+        """The packets of a stack."""
+        columns = {name: _rows_of(values) for name, values in self.fields.items()}
+        scalars = {name: values.unbind() for name, values in self.scalars.items()}
+        count = len(next(iter((*columns.values(), *scalars.values()))))
+        supports = [None] * count if self.support is None else self.support.unbind()
+        return [
+            Packet(
+                self.size,
+                supports[i],
+                {name: rows[i] for name, rows in columns.items()},
+                {name: rows[i] for name, rows in scalars.items()},
+            )
+            for i in range(count)
+        ]
+
     def at(self, i: int) -> "Packet":
         """The i-th packet of a stack."""
-        return Packet(
-            self.size,
-            None if self.support is None else self.support[i],
-            {name: Values(v.codes[i], None if v.scale is None else v.scale[i], v.coding) for name, v in self.fields.items()},
-            {name: s[i] for name, s in self.scalars.items()},
-        )
+        return self.split()[i]
 
     @property
     def formula_bytes(self) -> int:
         """The paper's cost: four bytes a value, nothing for positions (L303)."""
         return 4 * sum(v.codes.numel() for v in self.fields.values())
+
+
+def _rows_of(values: Values) -> list[Values]:
+    codes = values.codes.unbind()
+    scales = [None] * len(codes) if values.scale is None else values.scale.unbind()
+    return [Values(row, scale, values.coding) for row, scale in zip(codes, scales, strict=True)]
+
+
+def dense_all(packets: Sequence[Packet], field: str, dtype: torch.dtype, rest: str | None = None) -> Float[Tensor, "k p"]:
+    """The field of each packet as a full vector, its scalar `rest` (or 0) where it is silent; packets of one form are decoded together."""
+    parts, supports = [packet.fields[field] for packet in packets], [packet.support for packet in packets]
+    size, background = packets[0].size, 0.0 if rest is None else scalar_all(packets, rest, dtype)
+    forms = {(part.coding, part.codes.shape, support is None) for part, support in zip(parts, supports, strict=True)}
+    if len(forms) > 1:
+        under = [0.0] * len(packets) if rest is None else background
+        return torch.stack([packet.dense(field, dtype, below) for packet, below in zip(packets, under, strict=True)])
+    scale = None if parts[0].scale is None else torch.stack([part.scale for part in parts])
+    together = Values(torch.stack([part.codes for part in parts]), scale, parts[0].coding)
+    return Packet(size, None if supports[0] is None else torch.stack(supports), {field: together}, {}).dense(field, dtype, background)
+
+
+def scalar_all(packets: Sequence[Packet], name: str, dtype: torch.dtype) -> Float[Tensor, " k"]:
+    """A scalar of each packet."""
+    return torch.stack([packet.scalars[name] for packet in packets]).to(dtype)
 
 
 def opening(seed: int, size: int) -> Packet:
@@ -120,10 +157,13 @@ def round_values(values: Float[Tensor, "*k m"], bits: int, draw: Draw, purpose: 
     highest = 2 ** (bits - 1) - 1
     half = 0.5 if zero_free else 0.0
     # The float32 scale is a hair wide, so that the largest value stays inside the levels.
-    scale = (values.abs().amax(-1) / (highest + half) * (1 + 1e-6)).to(torch.float32).clamp_min(torch.finfo(torch.float32).tiny)
-    levels = torch.floor(values / scale[..., None].to(values.dtype) - half + draw(f"round {purpose}", values.shape[-1]))
-    lowest = -highest - 1 if zero_free else -highest
-    return Values(levels.clamp(lowest, highest).to(torch.int8), scale, (HALVES if zero_free else LEVELS)[bits])
+    largest = torch.linalg.vector_norm(values, inf, dim=-1) * ((1 + 1e-6) / (highest + half))
+    scale = largest.to(torch.float32).clamp_min(torch.finfo(torch.float32).tiny)
+    levels = (values / scale[..., None].to(values.dtype)).add_(draw(f"round {purpose}", values.shape[-1]))
+    if zero_free:
+        levels.sub_(half)
+    levels.floor_().clamp_(-highest - 1 if zero_free else -highest, highest)
+    return Values(levels.to(torch.int8), scale, (HALVES if zero_free else LEVELS)[bits])
 
 
 def round_signs(values: Float[Tensor, "*k m"]) -> Values:

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from fedsieve.core.gates import LOG_ALPHA_LIMIT
@@ -49,11 +50,9 @@ def screened(algorithm: Algorithm, packet: Packet, came: Exchanged, cohort: Sequ
             rejected.append((reply.client, problem))
     if not sound:
         return came._replace(replies=[], rejected=rejected)
-    moved = algorithm.moved(packet, sound, dtype)
-    finite = torch.stack([lengths(part).isfinite() for part in moved.values()]).all(0)
-    length = weight_norms(moved)
-    model = weight_norms({name: part[None] for name, part in algorithm.read(packet, dtype).items()})
-    far = (length > screen.norm_limit * length[finite].nanmedian()) & (length > model)
+    finite = torch.tensor([_is_finite(reply.packet) for reply in sound])
+    bounded = screen.norm_limit < inf
+    far = _far(algorithm, packet, sound, finite, screen.norm_limit, dtype) if bounded else torch.zeros_like(finite)
     for reply, is_finite, is_far in zip(sound, finite.tolist(), far.tolist(), strict=True):
         if not is_finite:
             rejected.append((reply.client, "a value is not finite"))
@@ -61,6 +60,19 @@ def screened(algorithm: Algorithm, packet: Packet, came: Exchanged, cohort: Sequ
             rejected.append((reply.client, f"it moved more than {screen.norm_limit:g} times as far as the cohort's median"))
     refused = (~finite | far).tolist()
     return came._replace(replies=[reply for reply, no in zip(sound, refused, strict=True) if not no], rejected=rejected)
+
+
+def _is_finite(packet: Packet) -> bool:
+    numbers = [values.codes if values.scale is None else values.scale for values in packet.fields.values()]
+    return all(bool(np.isfinite(number.numpy(force=True)).all()) for number in (*numbers, *packet.scalars.values()))
+
+
+def _far(
+    algorithm: Algorithm, packet: Packet, replies: list[Reply], finite: Bool[Tensor, " k"], limit: float, dtype: torch.dtype
+) -> Bool[Tensor, " k"]:
+    length = weight_norms(algorithm.moved(packet, replies, dtype))
+    model = weight_norms({name: part[None] for name, part in algorithm.read(packet, dtype).items()})
+    return (length > limit * length[finite].nanmedian()) & (length > model)
 
 
 def lengths(vectors: Float[Tensor, "k n"]) -> Float[Tensor, " k"]:
@@ -86,19 +98,27 @@ def _problem(algorithm: Algorithm, packet: Packet, reply: Reply, screen: Screen)
     count = said.size if said.support is None else len(said.support)
     if not all(_fits(values, count) for values in said.fields.values()) or any(scalar.shape for scalar in said.scalars.values()):
         return f"a field has not one value for each of {count} positions"
-    gates = [values.decode(torch.float32) for name, values in said.fields.items() if name in GATES]
-    gates += [scalar for name, scalar in said.scalars.items() if name in GATES]
-    if any(bool((gate.abs() > GATE_LIMIT).any()) for gate in gates):
+    largest = [_largest(values) for name, values in said.fields.items() if name in GATES]
+    largest += [abs(float(scalar)) for name, scalar in said.scalars.items() if name in GATES]
+    if any(size > GATE_LIMIT for size in largest):
         return f"a gate is outside its limits: log_alpha stays within +-{LOG_ALPHA_LIMIT:g}"
     if not 1 <= reply.examples <= screen.most_examples:
         return f"it claims {reply.examples} examples; between 1 and {screen.most_examples} may be claimed"
     return None
 
 
+def _largest(values: Values) -> float:
+    """The largest magnitude, by NumPy, as there is a call for every reply."""
+    codes = values.codes.numpy(force=True)
+    ends = Values(torch.tensor([codes.min(), codes.max()]), values.scale, values.coding).decode(torch.float32)
+    return float(ends.abs().amax())
+
+
 def _is_support(support: Tensor, size: int) -> bool:
     if support.dtype != torch.int64 or support.ndim != 1 or not len(support):
         return False
-    return bool(support[0] >= 0) and bool(support[-1] < size) and bool((support[1:] > support[:-1]).all())
+    places = support.numpy(force=True)
+    return bool(places[0] >= 0 and places[-1] < size and (places[1:] > places[:-1]).all())
 
 
 def _fits(values: Values, count: int) -> bool:

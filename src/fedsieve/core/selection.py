@@ -172,25 +172,51 @@ def top_count(score: Float[Tensor, "*k n"], kept: int) -> Bool[Tensor, "*k n"]:
         return torch.ones_like(score, dtype=torch.bool)
     if kept == 0:
         return torch.zeros_like(score, dtype=torch.bool)
-    score = score.nan_to_num(nan=torch.inf, posinf=torch.inf)  # a broken weight is chosen, so that whoever validates sees it
+    if not score.amax().isfinite():
+        score = score.nan_to_num(nan=torch.inf, posinf=torch.inf)  # a broken weight is chosen, so that whoever validates sees it
     least = _kth_largest(score, kept)
+    chosen = score >= least
+    if int(chosen.count_nonzero()) == kept * (chosen.numel() // chosen.shape[-1]):
+        return chosen
     above, tied = score > least, score == least
     room = kept - above.sum(-1, keepdim=True)
     return above | (tied & (tied.cumsum(-1) <= room))
+
+
+SAMPLED = 64
+"""Every 64th score tells where the k-th largest lies; few scores need no sample."""
 
 
 def _kth_largest(score: Float[Tensor, "*k n"], k: int) -> Float[Tensor, "*k 1"]:
     """The k-th largest of each row; NumPy's partition is 7 to 18 times faster than a sorted top-k on 48,608 scores."""
     if score.device.type != "cpu":
         return torch.topk(score, k, dim=-1, sorted=True).values[..., -1:]
-    at = score.shape[-1] - k
-    return torch.from_numpy(np.partition(score.numpy(), at, axis=-1)[..., at : at + 1].copy())
+    rows = score.numpy().reshape(-1, score.shape[-1])
+    least = np.array([_kth_of(row, k) for row in rows], dtype=rows.dtype)
+    return torch.from_numpy(least).view(*score.shape[:-1], 1)
+
+
+def _kth_of(row: Float[np.ndarray, " n"], k: int) -> np.floating:
+    """Where few of many are kept, only scores above a bound that a sample suggests are partitioned."""
+    sample = row[::SAMPLED]
+    guess = k // SAMPLED + 4 * int((k / SAMPLED) ** 0.5) + 8
+    if guess < len(sample) // 4:
+        bound = np.partition(sample, len(sample) - guess)[len(sample) - guess]
+        candidates = row[row >= bound]
+        if len(candidates) >= k:
+            row = candidates
+    return np.partition(row, len(row) - k)[len(row) - k]
 
 
 def positions(mask: Bool[Tensor, "*k n"]) -> Int64[Tensor, "*k m"]:
     """Increasing indices of a mask that holds as many in every row."""
+    if mask.device.type == "cpu":
+        found = np.flatnonzero(mask.numpy())  # several times faster than torch's
+        found %= mask.shape[-1]
+        found = torch.from_numpy(found)
+    else:
+        found = mask.nonzero()[:, -1]
     rows = mask.numel() // mask.shape[-1]
-    found = mask.nonzero()[:, -1]
     return found.reshape(*mask.shape[:-1], len(found) // rows)
 
 
@@ -209,9 +235,9 @@ def scale_log_alpha(log_alpha: Float[Tensor, "*k n"], chosen: Bool[Tensor, "*k n
     """Push log_alpha up where chosen and down elsewhere (L155-157; the literal form never closes an open gate, decision C1)."""
     if kind is Scaling.OFF:
         return log_alpha
-    sign = torch.where(chosen, rate, -rate)
-    push = {Scaling.ADDITIVE: sign, Scaling.SIGN_AWARE: sign * log_alpha.abs(), Scaling.LITERAL: sign * log_alpha}[kind]
-    return (log_alpha + push).clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
+    sign = torch.full_like(log_alpha, -rate).masked_fill_(chosen, rate)
+    push = sign if kind is Scaling.ADDITIVE else sign * (log_alpha.abs() if kind is Scaling.SIGN_AWARE else log_alpha)
+    return (log_alpha + push).clamp_(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
 
 
 def scheduled_density(target: float, start: float, progress: float, kind: Schedule) -> float:

@@ -5,7 +5,9 @@ training: a pure function of a key and a coordinate (SplitMix64's finaliser over
 alone, or a few coordinates of one client all see the same numbers, and nothing has to be drawn in order.
 """
 
+import sys
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 
 import numpy as np
@@ -22,6 +24,7 @@ Draw = Callable[[str, int], Tensor]
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 FIRST, SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 A, B, C = np.uint64(30), np.uint64(27), np.uint64(31)
+_HIGH = 1 if sys.byteorder == "little" else 0
 
 
 def key(seed: int, *path: str | int) -> int:
@@ -35,24 +38,45 @@ def stream(seed: int, *path: str | int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(key(seed, *path)))
 
 
+def scramble(x: UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
+    """SplitMix64's finaliser up to its last step, in place. That step leaves the upper 33 bits alone."""
+    shifted = x >> A
+    x ^= shifted
+    x *= FIRST
+    np.right_shift(x, B, out=shifted)
+    x ^= shifted
+    x *= SECOND
+    return x
+
+
 def mix(x: UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
     """SplitMix64's finaliser, in place: a bijection of 64 bits that spreads every input bit over all output bits."""
-    x ^= x >> A
-    x *= FIRST
-    x ^= x >> B
-    x *= SECOND
+    scramble(x)
     x ^= x >> C
     return x
 
 
-def uniforms(keys: UInt64[np.ndarray, " k"], at: Int64[np.ndarray, " n"]) -> Float[np.ndarray, "k n"]:
-    """Uniforms in (0, 1) at the coordinates `at` of each keyed stream: 23 bits, centred, so never 0 or 1."""
-    bits = mix(keys[:, None] + (at.astype(np.uint64) + np.uint64(1)) * GOLDEN)
-    bits >>= np.uint64(41)
-    noise = bits.astype(np.float32)
-    noise += np.float32(0.5)
-    noise *= np.float32(2.0**-23)
+def uniforms(keys: UInt64[np.ndarray, " k"], at: Int64[np.ndarray, " n"] | int) -> Float[np.ndarray, "k n"]:
+    """Uniforms in (0, 1) at the coordinates `at` (or all below a number) of each keyed stream: 23 bits, centred, so never 0 or 1.
+
+    The 23 bits are put behind the exponent of 1, which is exact and takes no conversion of 64-bit integers.
+    """
+    bits = scramble(keys[:, None] + (_counters(at) if isinstance(at, int) else _spaced(at)))
+    high = bits.view(np.uint32)[:, _HIGH::2] >> np.uint32(9)
+    high |= np.uint32(0x3F800000)
+    noise = high.view(np.float32)
+    noise -= np.float32(1 - 2.0**-24)
     return noise
+
+
+def _spaced(at: Int64[np.ndarray, " n"]) -> UInt64[np.ndarray, " n"]:
+    return (at.astype(np.uint64) + np.uint64(1)) * GOLDEN
+
+
+@lru_cache(maxsize=16)
+def _counters(size: int) -> UInt64[np.ndarray, " n"]:
+    """The counters of all coordinates: the same in every step."""
+    return _spaced(np.arange(size))
 
 
 def client_keys(base: int, clients: Sequence[int]) -> UInt64[np.ndarray, " k"]:
@@ -74,7 +98,7 @@ def drawer(
 
     def draw(purpose: str, size: int) -> Tensor:
         keys = client_keys(key(seed, purpose, round, exchange, step), clients)
-        return torch.from_numpy(uniforms(keys, np.arange(size) if at is None else at)).to(device=device, dtype=dtype)
+        return torch.from_numpy(uniforms(keys, size if at is None else at)).to(device=device, dtype=dtype)
 
     return draw
 

@@ -78,9 +78,9 @@ class Bytes(NamedTuple):
     weights: int = 0
     gates: int = 0
 
-    def plus(self, other: "Bytes") -> "Bytes":
-        """Both together."""
-        return Bytes(*(a + b for a, b in zip(self, other, strict=True)))
+    def plus(self, *others: "Bytes") -> "Bytes":
+        """All together."""
+        return Bytes(*map(sum, zip(self, *others, strict=True)))
 
     def times(self, copies: int) -> "Bytes":
         """The same message to several."""

@@ -9,8 +9,10 @@ from fedsieve.core.packets import Packet
 from fedsieve.core.types import Bytes, Clock, Exchanged, Reply
 from fedsieve.engines.loop import Loop, weigh
 
-CACHED_NUMBERS = 640_000
-"""Rows times features of the clients stepped together: more than this no longer stays in a core's cache."""
+CACHED_NUMBERS = 800_000
+"""Numbers of the clients stepped together, rows and a few vectors as long as the model: more no longer stay in a core's cache."""
+VECTORS = 8
+"""Vectors as long as the model that a step of one client passes through."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,17 +26,17 @@ class Batched(Loop):
         """Send, let the cohort compute, collect."""
         address = self.address(clock)
         received = self.opened(packet, clock)
+        begun = self.begin(received, clock)
         replies: list[Reply] = []
         down, up = weigh(wire.encode(packet, address)).times(len(clients)), Bytes()
         for chunk in self._chunks(clients):
-            packets = self.answer(received, clock, chunk)
-            for i, client in enumerate(chunk):
-                reply = packets.at(i)
-                if not self.sample_bytes:
-                    up = up.plus(weigh(wire.encode(reply, address, received.support)))
-                elif up == Bytes():
-                    up = weigh(wire.encode(reply, address, received.support)).times(len(clients))
-                replies.append(Reply(client, reply, self.rows.examples(client)))
+            packets = self.answer(begun, clock, chunk)
+            parts = packets.split()
+            if not self.sample_bytes:
+                up = up.plus(*map(weigh, wire.encode_stack(packets, len(chunk), address, received.support)))
+            elif up == Bytes():
+                up = weigh(wire.encode(parts[0], address, received.support)).times(len(clients))
+            replies += [Reply(client, reply, self.rows.examples(client)) for client, reply in zip(chunk, parts, strict=True)]
         return Exchanged(replies, [], down, up)
 
     def _chunks(self, clients: Sequence[int]) -> Iterator[list[int]]:
@@ -43,5 +45,5 @@ class Batched(Loop):
         alone = self.rows.sparse or not self.algorithm.stackable(self.objective.layout)
         for rows, group in groupby(clients, key=lambda client: size or self.rows.examples(client)):
             members = list(group)
-            width = 1 if alone else max(1, CACHED_NUMBERS // (rows * self.rows.width))
+            width = 1 if alone else max(1, CACHED_NUMBERS // (rows * self.rows.width + VECTORS * self.objective.layout.size))
             yield from (members[i : i + width] for i in range(0, len(members), width))

@@ -21,11 +21,14 @@ class Local(Party):
 
     rows: Rows
 
-    def answer(self, packet: Packet, clock: Clock, clients: list[int]) -> Packet:
-        """Initialise, take the local steps, reply: a stack of packets."""
-        received = self.algorithm.client_init(packet, self.objective.layout, clock, self.dtype)
+    def begin(self, packet: Packet, clock: Clock) -> Any:
+        """The state every client of a cohort begins with."""
+        return self.algorithm.client_init(packet, self.objective.layout, clock, self.dtype)
+
+    def answer(self, begun: Any, clock: Clock, clients: list[int]) -> Packet:
+        """Take the local steps from a common state, reply: a stack of packets."""
         advance = self._sparse_steps if self.rows.sparse else self._dense_steps
-        state = advance(mapped(received, lambda part: part.expand(len(clients), *part.shape)), clock, clients)
+        state = advance(mapped(begun, lambda part: part.expand(len(clients), *part.shape)), clock, clients)
         return self.algorithm.client_reply(state, clock, self._draw(clock, self.algorithm.local_steps, clients))
 
     def _draw(self, clock: Clock, step: int, clients: list[int], at: np.ndarray | None = None) -> Any:
@@ -56,7 +59,7 @@ class Local(Party):
         (client,) = clients
         algorithm, size = self.algorithm, self.objective.layout.size
         state = mapped(state, lambda part: part.clone() if part.shape[-1:] == (size,) else part)
-        missed = torch.full((1, size), float(algorithm.local_steps), dtype=self.dtype, device=self.device)
+        seen = np.zeros(self.objective.features)
         deck = deal(self.seed, clock, client, self.rows.examples(client))
         smoothness = self.rows.smoothness(clients) if algorithm.needs_smoothness else None
         for step in range(algorithm.local_steps):
@@ -75,8 +78,14 @@ class Local(Party):
             for whole, part in zip(state, small, strict=True):
                 if isinstance(whole, Tensor) and whole.shape[-1:] == (size,):
                     whole.index_copy_(-1, where, part)
-            missed[0, where] -= 1
-        return algorithm.client_rest(state, missed, clock)
+            seen[touched] += 1
+        return algorithm.client_rest(state, self._missed(seen), clock)
+
+    def _missed(self, seen: np.ndarray) -> Tensor:
+        """How many steps had no gradient for each coordinate, (1, p), given how many had each feature; free ones always have."""
+        objective, steps = self.objective, self.algorithm.local_steps
+        missed = torch.from_numpy(steps - seen).to(self.device, self.dtype).repeat(objective.outputs)
+        return torch.nn.functional.pad(missed, (0, objective.layout.free))[None]
 
     def _coordinates(self, touched: np.ndarray) -> np.ndarray:
         """Where the weights of some features stand in the whole vector, and after them the free coordinates."""

@@ -11,10 +11,15 @@ from fedsieve.engines.local import Local
 
 def weigh(encoded: wire.Encoded) -> Bytes:
     """A message's three sizes, and the sizes of its parts."""
-    gates = sum(len(values) for name, values in encoded.fields.items() if name in wire.GATE_FIELDS)
-    weights = sum(map(len, encoded.fields.values())) - gates
-    header = encoded.length - encoded.payload
-    return Bytes(encoded.formula, encoded.payload, encoded.length, header, len(encoded.positions), len(encoded.scalars), weights, gates)
+    gates = weights = 0
+    for name, values in encoded.fields.items():
+        if name in wire.GATE_FIELDS:
+            gates += len(values)
+        else:
+            weights += len(values)
+    positions, scalars = len(encoded.positions), len(encoded.scalars)
+    payload, header = positions + scalars + gates + weights, len(encoded.header) + wire.CHECKSUM
+    return Bytes(encoded.formula, payload, header + payload, header, positions, scalars, weights, gates)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,4 +46,4 @@ class Loop(Local):
         """What one client does with a message."""
         address = self.address(clock)
         packet = self.opened(wire.decode(message, address, self.objective.layout.size), clock)
-        return wire.encode(self.answer(packet, clock, [client]).at(0), address, packet.support)
+        return wire.encode(self.answer(self.begin(packet, clock), clock, [client]).at(0), address, packet.support)

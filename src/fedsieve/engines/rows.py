@@ -89,7 +89,9 @@ def deal(seed: int, clock: Clock, client: int, count: int) -> Deck:
     def hand(size: int | None, step: int, steps: int) -> np.ndarray:
         if size is None:
             return np.arange(count)
-        begin = (clock.exchange * steps + step) * size
+        begin = (clock.exchange * steps + step) * size % count
+        if begin + size <= count:
+            return order[begin : begin + size]
         return order[np.arange(begin, begin + size) % count]
 
     return hand

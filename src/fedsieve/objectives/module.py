@@ -1,6 +1,7 @@
 """Any `nn.Module` as an objective over a flat vector: parameters by name and slice, gradients by torch.func or client by client."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatch
@@ -46,6 +47,24 @@ def numbered(shapes: list[tuple[int, ...]], group: Group, free: int) -> Tensor:
         parts.append(ids.reshape(-1) + first)
         first = int(parts[-1].amax()) + 1
     return torch.cat((*parts, torch.arange(first, first + free)))
+
+
+@contextmanager
+def seeded(key: int | None, device: torch.device) -> Iterator[None]:
+    """Noise of a module's own from a key, the global generator left as it was."""
+    if key is None:
+        yield
+    elif device.type != "cpu":
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(key)
+            yield
+    else:  # forking would ask every other kind of device too, which takes longer than a small step
+        before = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(key)
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(before)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,34 +122,30 @@ class Module:
             torch.manual_seed(int(noise.double() * 2**31))
             return self.flat(self.build()).to(noise)
 
-    def named(self, theta: Float[Tensor, " p"]) -> dict[str, Tensor]:
-        """The flat vector as the module's parameters."""
-        return {name: theta[part].view(shape) for name, (part, shape) in self.places.items()}
+    def named(self, theta: Float[Tensor, "*k p"]) -> dict[str, Tensor]:
+        """The flat vector as the module's parameters, (*k, ...)."""
+        return {name: theta[..., part].view(*theta.shape[:-1], *shape) for name, (part, shape) in self.places.items()}
 
-    def _value(self, theta: Float[Tensor, " p"], x: Tensor, y: Tensor) -> Float[Tensor, ""]:
-        return self.loss(functional_call(self.module, self.named(theta), (x,)), y)
+    def _value(self, named: dict[str, Tensor], x: Tensor, y: Tensor) -> Float[Tensor, ""]:
+        return self.loss(functional_call(self.module, named, (x,)), y)
 
     def gradient(self, theta: Float[Tensor, "k p"], batch: Batch) -> tuple[Float[Tensor, " k"], Float[Tensor, "k p"]]:
-        """Mean loss and gradient of each client of the stack."""
+        """Mean loss and gradient of each client of the stack; in the parameters one by one, as a slice's derivative is as long as theta."""
         if len(theta) > 1 and not any(isinstance(part, LOOPED) for part in self.module.modules()):
             try:
-                gradients, losses = vmap(grad_and_value(self._value), randomness="error")(theta, batch.x, batch.y)
-                return losses, gradients
+                gradients, losses = vmap(grad_and_value(self._value), randomness="error")(self.named(theta), batch.x, batch.y)
+                return losses, torch.cat([gradients[name].flatten(1) for name in self.places], dim=-1)
             except RuntimeError:
                 pass  # noise in a forward, or something vmap cannot do: one client after another
         pairs = [self._one(theta[k], batch.x[k], batch.y[k], None if batch.keys is None else batch.keys[k]) for k in range(len(theta))]
         return torch.stack([loss for loss, _ in pairs]), torch.stack([gradient for _, gradient in pairs])
 
     def _one(self, theta: Float[Tensor, " p"], x: Tensor, y: Tensor, key: int | None) -> tuple[Float[Tensor, ""], Float[Tensor, " p"]]:
-        leaf = theta.detach().requires_grad_()
-        if key is None:
-            loss = self._value(leaf, x, y)
-        else:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(key)
-                loss = self._value(leaf, x, y)
-        (gradient,) = torch.autograd.grad(loss, leaf)
-        return loss.detach(), gradient
+        leaves = {name: part.detach().requires_grad_() for name, part in self.named(theta).items()}
+        with seeded(key, theta.device):
+            loss = self._value(leaves, x, y)
+        gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        return loss.detach(), torch.cat([gradient.reshape(-1) for gradient in gradients])
 
     def predict(self, theta: Float[Tensor, " p"], x: Tensor) -> Tensor:
         """Outputs in evaluation mode, some rows at a time."""

@@ -1,0 +1,1 @@
+"""Who is timed: each a module whose `prepare(workload)` hands back a function that trains one round."""

@@ -1,0 +1,44 @@
+"""FedJAX: its federated averaging of the gated model, compiled step by step, dense, no packets encoded."""
+
+import jax
+import jax.numpy as jnp
+
+jax.tree_map = jax.tree_util.tree_map  # FedJAX's last release is older than the JAX that removed this name
+import fedjax  # noqa: E402
+
+from benchmarks.workloads import Workload, draw  # noqa: E402
+
+TEMPERATURE, LOW, HIGH = 0.66, -0.1, 1.1
+
+
+def prepare(work: Workload):
+    """One round, all clients."""
+    x, y = draw(work)
+
+    def loss(params, batch, rng):
+        noise = jnp.clip(jax.random.uniform(rng, params["log_alpha"].shape), 1e-6, 1 - 1e-6)
+        logit = jnp.log(noise / (1 - noise))
+        gates = jnp.clip(jax.nn.sigmoid((params["log_alpha"] + logit) / TEMPERATURE) * (HIGH - LOW) + LOW, 0, 1)
+        logs = jax.nn.log_softmax(batch["x"] @ (params["weights"] * gates).T)
+        return -jnp.take_along_axis(logs, batch["y"][:, None], axis=1).mean()
+
+    algorithm = fedjax.algorithms.fed_avg.federated_averaging(
+        jax.grad(loss),
+        fedjax.optimizers.sgd(work.rate),
+        fedjax.optimizers.sgd(1.0),
+        fedjax.ShuffleRepeatBatchHParams(batch_size=work.batch, num_epochs=None, num_steps=work.steps, seed=1),
+    )
+    shape = (work.outputs, work.features)
+    start = {"weights": 0.01 * jax.random.normal(jax.random.PRNGKey(0), shape), "log_alpha": jnp.full(shape, 2.2)}
+    state = {"server": algorithm.init(start), "round": 0}
+    parts = [slice(k * work.rows, (k + 1) * work.rows) for k in range(work.clients)]
+    rows = [fedjax.ClientDataset({"x": x[part], "y": y[part]}) for part in parts]
+
+    def play() -> None:
+        state["round"] += 1
+        keys = jax.random.split(jax.random.PRNGKey(state["round"]), work.clients)
+        clients = [(str(k).encode(), rows[k], keys[k]) for k in range(work.clients)]
+        state["server"], _ = algorithm.apply(state["server"], clients)
+        jax.block_until_ready(state["server"].params)
+
+    return play

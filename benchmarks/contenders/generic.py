@@ -1,0 +1,9 @@
+"""fedsieve with the model as any `nn.Module`: what users get who bring their own."""
+
+from benchmarks.contenders import ours
+from benchmarks.workloads import Workload
+
+
+def prepare(work: Workload):
+    """One round, all clients."""
+    return ours.prepare(work, generic=True)

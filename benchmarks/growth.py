@@ -1,0 +1,125 @@
+"""`python -m benchmarks.growth [FOLDER]`: what a client-step costs as cohorts, models and populations grow; a table and a picture.
+
+Cohorts and models grow over rows that are there. Populations draw each client's rows from its own stream when it is asked, so only the
+cohort costs anything.
+"""
+
+import resource
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.contenders.ours import ROUNDS, algorithm_of, rows_of
+from benchmarks.workloads import WORKLOADS, Workload
+from fedsieve.core.streams import stream
+from fedsieve.core.types import Batch
+from fedsieve.engines.batched import Batched
+from fedsieve.objectives.linear import Linear, Loss
+from fedsieve.train import Population, start, train
+
+COHORTS = (10, 100, 1000)
+SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
+POPULATIONS = (100, 1_000, 10_000, 100_000, 1_000_000)
+ROWS = 64
+
+
+class DrawnRows:
+    """Rows that exist only while a client steps: client c's are drawn from its own stream."""
+
+    sparse = False
+
+    def __init__(self, features: int, outputs: int) -> None:
+        self.width, self._outputs = features, outputs
+
+    def examples(self, client: int) -> int:
+        """As many for each."""
+        return ROWS
+
+    def take(self, clients: Sequence[int], hands: Sequence[np.ndarray]) -> Batch:
+        """The dealt rows of a stack of clients."""
+        drawn = [self._client(client, hand) for client, hand in zip(clients, hands, strict=True)]
+        return Batch(torch.stack([x for x, _ in drawn]), torch.stack([y for _, y in drawn]))
+
+    def _client(self, client: int, hand: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        rng = stream(1, "rows of", client)
+        x = rng.standard_normal((ROWS, self.width), dtype=np.float32)
+        return torch.from_numpy(x[hand]), torch.from_numpy(rng.integers(0, self._outputs, ROWS)[hand])
+
+
+def rounds_of(work: Workload, population: int | None) -> Iterator:
+    """Rounds of a cohort of `work.clients` out of a population, or of a cohort that holds its rows."""
+    algorithm = algorithm_of(work)
+    objective = Linear(loss=Loss.SOFTMAX, features=work.features, outputs=work.outputs)
+    rows = rows_of(work, objective) if population is None else DrawnRows(work.features, work.outputs)
+    exchange = Batched(algorithm=algorithm, objective=objective, rows=rows, seed=1, fingerprint=1)
+    population = population or work.clients
+    server = start(algorithm, objective, 1, torch.float32)
+    return train(algorithm, server, Population(population, range(population)), work.clients / population, exchange, ROUNDS, 1)
+
+
+def cost(work: Workload, population: int | None, rounds: int) -> float:
+    """The least CPU time of a round in seconds."""
+    training = rounds_of(work, population)
+    next(training)
+    taken = []
+    for _ in range(rounds):
+        began = time.process_time()
+        next(training)
+        taken.append(time.process_time() - began)
+    return min(taken)
+
+
+def measured() -> dict[str, list[tuple[int, float]]]:
+    """CPU microseconds a client-step, as each of three sizes grows."""
+    base = WORKLOADS["W2"]._replace(steps=4, rows=ROWS)
+    found: dict[str, list[tuple[int, float]]] = {"clients in a cohort": [], "parameters": [], "clients in the population": []}
+    for cohort in COHORTS:
+        work = base._replace(clients=cohort)
+        found["clients in a cohort"].append((cohort, 1e6 * cost(work, None, 3) / work.client_steps))
+    for size in SIZES:
+        outputs = 10 if size <= 100_000 else 100
+        work = base._replace(features=size // outputs, outputs=outputs)
+        found["parameters"].append((size, 1e6 * cost(work, None, 3) / work.client_steps))
+    for population in POPULATIONS:
+        work = base._replace(clients=100)
+        found["clients in the population"].append((population, 1e6 * cost(work, population, 3) / work.client_steps))
+    return found
+
+
+def picture(found: dict[str, list[tuple[int, float]]], path: Path) -> None:
+    """Three curves side by side."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 3, figsize=(10, 3), layout="constrained")
+    for axis, (name, points) in zip(axes, found.items(), strict=True):
+        axis.loglog(*zip(*points, strict=True), marker="o", color="#1f5fa8")
+        axis.set_xlabel(name)
+        axis.set_ylim(min(y for _, y in points) / 3, max(y for _, y in points) * 3)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("CPU microseconds a client-step")
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    """Print the table, save the picture."""
+    torch.set_num_threads(1)
+    found = measured()
+    for name, points in found.items():
+        print(f"\n{name:>28}  CPU us a client-step")
+        for size, microseconds in points:
+            print(f"{size:>28,}  {microseconds:>10.0f}")
+    print(f"\npeak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+    picture(found, folder / "growth.png")
+    print(f"picture in {folder / 'growth.png'}")
+
+
+if __name__ == "__main__":
+    main()

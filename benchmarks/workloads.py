@@ -1,0 +1,89 @@
+"""What is timed: rows, sizes and settings of W1 to W4, in NumPy alone, so that every contender's own environment can read them."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Workload(NamedTuple):
+    """Real training steps of one round; all clients take part, so every contender does the same amount of work."""
+
+    name: str
+    about: str
+    loss: str
+    features: int
+    outputs: int
+    clients: int
+    batch: int
+    steps: int
+    """local steps, or exchanges where gradients are exchanged"""
+    density: float = 0.05
+    flops: bool = False
+    """Algorithm 1: gradients exchanged every batch; else Algorithm 2"""
+    sampled: bool = True
+    """gates drawn in each local step, or at their median (the default of the task)"""
+    rate: float = 0.05
+    gate_rate: float = 0.01
+    rows: int = 320
+    """rows of each client"""
+    nonzero: int = 0
+    """features of a sparse row; 0 where rows are dense"""
+    rounds: int = 2
+    """rounds timed at once"""
+
+    @property
+    def size(self) -> int:
+        """Parameters."""
+        return 44_426 if self.loss == "lenet" else self.features * self.outputs
+
+    @property
+    def client_steps(self) -> int:
+        """Steps of all clients in a round."""
+        return self.clients * self.steps
+
+
+WORKLOADS = {
+    w.name: w
+    for w in (
+        Workload("W1", "linear regression, 1,000 weights, 10 clients, FLoPS", "squared", 1000, 1, 10, 64, 10, flops=True, rounds=6),
+        Workload("W2", "softmax, 784 x 10, 5 clients, FLoPS-PA", "softmax", 784, 10, 5, 32, 20, rounds=4),
+        Workload("W3", "LeNet, 44,426 weights, 5 clients, FLoPS-PA", "lenet", 784, 10, 5, 32, 10, sampled=False),
+        Workload(
+            "W4", "sparse rows, 47,236 x 34, 5 clients, FLoPS-PA", "multilabel", 47_236, 34, 5, 64, 10, 0.005, sampled=False, nonzero=74
+        ),
+    )
+}
+
+
+class Drawn(NamedTuple):
+    """Rows of all clients, client after client; sparse ones as the three arrays of a CSR matrix."""
+
+    x: np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]
+    y: np.ndarray
+
+
+def draw(work: Workload) -> Drawn:
+    """The rows of a workload."""
+    rng = np.random.default_rng(1)
+    n = work.clients * work.rows
+    if work.nonzero:
+        return Drawn(sparse_rows(work, n, rng), (rng.random((n, work.outputs)) < 0.1).astype(np.float32))
+    x = rng.standard_normal((n, work.features), dtype=np.float32)
+    if work.loss == "squared":
+        truth = np.where(rng.random(work.features) < work.density, 1, 0).astype(np.float32)
+        return Drawn(x, x @ truth + rng.standard_normal(n, dtype=np.float32))
+    x = np.abs(x) * (rng.random((n, work.features)) < 0.2).astype(np.float32)
+    return Drawn(x, rng.integers(0, work.outputs, n))
+
+
+def sparse_rows(work: Workload, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows like RCV1's: as many words a document, as common as Zipf's law has it, unit length."""
+    common = 1 / (np.arange(work.features) + 10.0)
+    common /= common.sum()
+    words = [np.unique(rng.choice(work.features, work.nonzero, p=common)) for _ in range(n)]
+    lengths = np.array([len(w) for w in words])
+    values = rng.random(lengths.sum(), dtype=np.float32)
+    norms = np.sqrt(np.add.reduceat(values**2, np.cumsum(lengths) - lengths))
+    shuffled = rng.permutation(work.features)
+    columns = np.concatenate([np.sort(shuffled[w]) for w in words])
+    return values / np.repeat(norms, lengths), columns.astype(np.int32), np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)

@@ -1,0 +1,76 @@
+"""What a round costs in counts, which a busy machine does not change: operations, bytes taken, bytes sent. Seconds are `make bench`'s."""
+
+from collections import Counter
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.contenders import ours
+from benchmarks.workloads import WORKLOADS
+
+
+class Counting(TorchDispatchMode):
+    """Operations torch was asked for, and the bytes of new memory they took."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations, self.taken = Counter(), 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        self.operations[str(function)] += 1
+        held = {part.untyped_storage().data_ptr() for part in args if isinstance(part, torch.Tensor)}
+        if isinstance(out, torch.Tensor) and out.untyped_storage().data_ptr() not in held:
+            self.taken += out.numel() * out.element_size()
+        return out
+
+
+def counted(name, **changes):
+    """Counts of one round, after a first."""
+    play = ours.prepare(WORKLOADS[name]._replace(**changes))
+    play()
+    with Counting() as count:
+        play()
+    return sum(count.operations.values()), count.taken
+
+
+@pytest.mark.parametrize(("name", "most"), [("W2", 52), ("W3", 320)])
+def test_a_local_step_of_a_cohort_takes_few_operations(name, most):
+    """As many for five clients as for two, where the model has a closed form: the cohort steps as one."""
+    rounds = {k: [counted(name, clients=k, steps=steps)[0] for steps in (2, 6)] for k in (1, 2, 5)}
+    a_step = {k: (longer - shorter) / 4 for k, (shorter, longer) in rounds.items()}
+    assert a_step[1] <= most
+    if name == "W2":
+        assert a_step[1] == a_step[2] == a_step[5]
+
+
+def test_an_exchange_of_gradients_takes_few_operations():
+    assert counted("W1")[0] / WORKLOADS["W1"].steps <= 205
+
+
+def test_a_local_step_takes_little_memory():
+    """In vectors as long as the model, a client: what passes through the cache."""
+    work = WORKLOADS["W2"]
+    taken = (counted("W2", steps=6)[1] - counted("W2", steps=2)[1]) / 4
+    rows = 4 * work.clients * work.batch * work.features
+    assert (taken - rows) / (4 * work.clients * work.size) <= 19
+
+
+def test_only_what_a_batch_touches_is_stepped_of_sparse_rows():
+    """A step of sparse rows takes memory for the features in its batch, not for the model."""
+    changes = {"clients": 2, "features": 20_000, "outputs": 5, "nonzero": 20, "batch": 8, "rows": 60}
+    taken = (counted("W4", steps=6, **changes)[1] - counted("W4", steps=2, **changes)[1]) / 4
+    a_client = taken / 2
+    assert a_client / (4 * 8 * 20 * 5) <= 40
+    assert a_client < 4 * 20_000 * 5
+
+
+@pytest.mark.parametrize(("name", "share"), [("W2", 0.04), ("W4", 0.005)])
+def test_a_sparse_message_is_this_much_of_a_dense_one(name, share):
+    """Both ways and with headers, over four bytes for every weight and gate."""
+    work = WORKLOADS[name]._replace(clients=2, steps=1)
+    play = ours.prepare(work)
+    play()
+    done = play()
+    assert max(done.up.wire / work.clients, done.down.wire / work.clients) <= share * 8 * work.size
