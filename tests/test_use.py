@@ -310,6 +310,15 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it():
         extras.need("no_such_package", "'fedsieve[onnx]'", "--format onnx")
 
 
+def test_a_model_whose_rows_are_elsewhere_is_verified_on_made_up_rows(saved, capsys, tmp_path):
+    (tmp_path / "run").mkdir()
+    saved(MODELS["labels"], name="run/model")
+    (tmp_path / "run" / "config.toml").write_text('method = "sieve"\n')  # what a federation on several machines leaves
+    for place in ("run", "run/model.safetensors"):
+        assert main(["export", place, "--format", "npz", "--verify", "--out", "out.npz"]) == 0
+        assert "verified in scipy: 1000 made-up rows" in capsys.readouterr().out
+
+
 def test_a_run_is_exported_and_verified_on_its_own_test_rows(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small = ["--rounds", "2", "--algorithm.steps", "2", "--federation.clients", "5", "--federation.participation", "0.4"]

@@ -1,19 +1,18 @@
 """What `fedsieve export`, `fedsieve predict` and `fedsieve inspect` do. torch is imported only where a model or a format needs it."""
 
-import csv
 import json as json_text
 import sys
+import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fedsieve import model
-from fedsieve.data import fresh
+from fedsieve import model, prediction
 from fedsieve.experiments import store
-from fedsieve.model import Card, Model, ModelError
+from fedsieve.model import Model, ModelError
 from fedsieve.objectives.losses import Loss
 from fedsieve.options import Flag
 from fedsieve.report.markup import Table as Data
@@ -76,15 +75,15 @@ def export(run: Path, /, *, format: FormatName = "safetensors", verify: Flag = F
 
 
 def checked(run: Path, given: Model, place: Path, format: FormatName) -> "tuple[Verified, str]":
-    """The file's predictions held against the run's own on its test rows; of a lone model file, on made-up rows."""
+    """The file's predictions held against the run's own on its test rows; on made-up rows where these are not here."""
     from fedsieve import export as exports
 
-    if (run / store.CONFIG).is_file():
+    if (run / store.CONFIG).is_file() and "task" in tomllib.loads((run / store.CONFIG).read_text()):
         x, expected = on_test_rows(run, given)
         rows = "test rows"
     else:
         x = np.random.default_rng(0).standard_normal((CHECKED_ROWS, *given.card.row)).astype(np.float32)
-        expected, rows = exports.predict(given, x), "made-up rows (a run folder has test rows)"
+        expected, rows = exports.predict(given, x), "made-up rows"
     return exports.verify(place, exports.Format(format), given, x, expected), rows
 
 
@@ -117,85 +116,22 @@ def predict(model: Path, data: Path, /, *, target: str | None = None, probabilit
     out
         the file to write (default: standard output)
     """
-    card, outputs, rows = predicted(model, data, target)
+    card, outputs, rows = prediction.predicted(model, data, target)
     if rows.unread:
         print(f"note: not read: {', '.join(rows.unread[:8])}{' ...' if len(rows.unread) > 8 else ''}", file=sys.stderr)
     if out is None:
-        write(sys.stdout, card, outputs, probabilities=probabilities)
+        prediction.write(sys.stdout, card, outputs, probabilities=probabilities)
     else:
         try:
             with out.open("w", newline="") as file:
-                write(file, card, outputs, probabilities=probabilities)
+                prediction.write(file, card, outputs, probabilities=probabilities)
         except OSError as problem:
             raise ModelError(f"cannot write {out}: {problem.strerror}; choose another file with --out") from None
         print(f"{len(outputs)} predictions in {out}", file=sys.stderr)
     if rows.y is not None:
-        scores = score(card, outputs, rows.y)
+        scores = prediction.score(card, outputs, rows.y)
         print(", ".join(f"{name} {number(value)}" for name, value in scores.items()) + f" on {len(outputs)} rows", file=sys.stderr)
     return 0
-
-
-def predicted(path: Path, data: Path, target: str | None) -> tuple[Card, np.ndarray, fresh.Fresh]:
-    """What a model says of the rows in a file."""
-    if path.suffix == ".onnx" and path.is_file():
-        from fedsieve.export import onnx_card, onnx_predict
-
-        card = onnx_card(path)
-        rows = fresh.read(data, fresh.Wanted(card.row, card.features, card.first), target)
-        return card, onnx_predict(path, rows.x), rows
-    given = model.read(path)
-    card = given.card
-    rows = fresh.read(data, fresh.Wanted(card.row, card.features, card.first), target)
-    if card.build is None:
-        return card, given.predict(rows.x), rows
-    from fedsieve.export import predict as through_torch
-
-    return card, through_torch(given, rows.x), rows
-
-
-def write(file: TextIO, card: Card, outputs: np.ndarray, *, probabilities: bool) -> None:
-    """The predictions, one line a row."""
-    lines = csv.writer(file, lineterminator="\n")
-    if card.loss is Loss.SQUARED and not probabilities:
-        lines.writerow(["prediction"])
-        lines.writerows([f"{value:.7g}"] for value in outputs[:, 0])
-        return
-    chance = model.probabilities(card.loss, outputs)
-    text = [[f"{value:.4f}" for value in row] for row in chance] if probabilities else []
-    if card.loss is Loss.MULTILABEL:
-        lines.writerow(card.classes)
-        lines.writerows(text or (chance > 0.5).astype(int).tolist())
-        return
-    best = chance.argmax(1)
-    names = [card.classes[i] for i in best]
-    if probabilities:
-        lines.writerow(["prediction", *card.classes])
-        lines.writerows([name, *row] for name, row in zip(names, text, strict=True))
-    else:
-        lines.writerow(["prediction", "probability"])
-        lines.writerows([name, f"{chance[i, j]:.4f}"] for i, (name, j) in enumerate(zip(names, best, strict=True)))
-
-
-def score(card: Card, outputs: np.ndarray, truth: np.ndarray) -> dict[str, float]:
-    """The task's metrics on rows whose truth is known."""
-    import torch
-
-    from fedsieve.data import own
-    from fedsieve.experiments.tasks import MEASURES
-
-    if len(truth) != len(outputs):
-        raise ModelError(f"--target has {len(truth)} entries for {len(outputs)} rows")
-    if card.loss in (Loss.SQUARED, Loss.MULTILABEL):
-        if truth.dtype.kind not in "fiub" or truth.ndim != (1 if card.loss is Loss.SQUARED else 2):
-            raise ModelError("--target must hold numbers: one a row for a regression, a 0/1 column a label for several labels")
-        y = truth.astype(np.float32)
-    else:
-        place = {name: i for i, name in enumerate(card.classes)}
-        names = own.named(truth)
-        if strange := sorted(set(names) - set(place)):
-            raise ModelError(f"--target holds {strange[0]!r}, which the model does not know; it knows {', '.join(card.classes[:8])}")
-        y = np.array([place[name] for name in names], np.float32 if card.loss is Loss.LOGISTIC else np.int64)
-    return MEASURES[card.loss][0](torch.from_numpy(outputs), torch.from_numpy(y))
 
 
 def inspect(run: Path, /, *, top: int = TOP, out: Path | None = None, json: Flag = False) -> int:
