@@ -24,6 +24,8 @@ def test_the_public_names_are_these():
         "Problem",
         "Rows",
         "Run",
+        "SparseFederatedClassifier",
+        "SparseFederatedRegressor",
         "Synthetic",
         "__version__",
         "algorithm_class",

@@ -21,6 +21,8 @@ _HOMES = {
     "algorithm_class": "fedsieve.algorithms",
     "METHODS": "fedsieve.algorithms",
     "PacketError": "fedsieve.wire",
+    "SparseFederatedClassifier": "fedsieve.estimators",
+    "SparseFederatedRegressor": "fedsieve.estimators",
 }
 __all__ = ["__version__", *_HOMES]
 

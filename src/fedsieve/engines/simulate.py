@@ -1,0 +1,48 @@
+"""A federation in memory: rows of clients in, rounds out, by the default engine."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from scipy.sparse import csr_matrix
+from torch import Tensor
+
+from fedsieve.core.streams import key
+from fedsieve.core.types import Algorithm, Objective
+from fedsieve.engines.batched import Batched
+from fedsieve.engines.rows import Rows
+from fedsieve.train import Population, Round, start, train
+
+
+def simulate(
+    algorithm: Algorithm,
+    objective: Objective,
+    x: Tensor | csr_matrix,
+    y: Tensor,
+    counts: Sequence[int] | np.ndarray,
+    *,
+    participation: float,
+    rounds: int,
+    seed: int,
+    given: Tensor | None = None,
+) -> Iterator[Round]:
+    """Rounds over rows that stand client after client; from `given` weights, or from a start every party can draw."""
+    dtype = torch.float32 if given is None else given.dtype
+    population = Population(len(counts), np.flatnonzero(counts).tolist())
+    rows = Rows(x, y, counts, objective, algorithm.batch_rows)
+    fingerprint = key(0, type(algorithm).__name__, *objective.layout.layers, objective.layout.size) & 0xFFFFFFFF
+    exchange = Batched(algorithm=algorithm, objective=objective, rows=rows, seed=seed, dtype=dtype, fingerprint=fingerprint)
+    server = start(algorithm, objective, seed, dtype, given=given)
+    return train(algorithm, server, population, participation, exchange, rounds, seed, dtype=dtype, known_start=given is None)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Tensor arithmetic on one thread: small tensors gain nothing from two, and one thread count gives one result (decision G2)."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
