@@ -40,7 +40,7 @@ ALPHA = 0.5
 BOUNDED = {"step_rule": StepRule.CAPPED}
 """For squared loss, steps of at most 1/L: Polyak's aims at a loss of 0, which noisy targets do not have (decision F10)."""
 REFITTED = {**WHOLE, "ending": Ending.FROZEN}
-"""For sieve on rows of a user's own: numbers, not signs, and a last part of the rounds without gate noise, which a reader of `coef_` sees."""
+"""For sieve on rows of a user's own: numbers, not signs, and the last rounds without gate noise (decision H6)."""
 MOST_BOUNDED = 1000
 """Sparse features up to which L is computed: it needs a client's rows over all the features it has."""
 PARAMETERS = """    density : float, default 0.5
