@@ -30,4 +30,5 @@ def test_the_public_names_are_these():
         "__version__",
         "algorithm_class",
         "execute",
+        "fit",
     }

@@ -28,13 +28,14 @@ def simulate(
     given: Tensor | None = None,
 ) -> Iterator[Round]:
     """Rounds over rows that stand client after client; from `given` weights, or from a start every party can draw."""
-    dtype = torch.float32 if given is None else given.dtype
+    dtype, device = (torch.float32, "cpu") if given is None else (given.dtype, str(given.device))
     population = Population(len(counts), np.flatnonzero(counts).tolist())
     rows = Rows(x, y, counts, objective, algorithm.batch_rows)
     fingerprint = key(0, type(algorithm).__name__, *objective.layout.layers, objective.layout.size) & 0xFFFFFFFF
-    exchange = Batched(algorithm=algorithm, objective=objective, rows=rows, seed=seed, dtype=dtype, fingerprint=fingerprint)
-    server = start(algorithm, objective, seed, dtype, given=given)
-    return train(algorithm, server, population, participation, exchange, rounds, seed, dtype=dtype, known_start=given is None)
+    where = {"dtype": dtype, "device": device}
+    exchange = Batched(algorithm=algorithm, objective=objective, rows=rows, seed=seed, fingerprint=fingerprint, **where)
+    server = start(algorithm, objective, seed, given=given, **where)
+    return train(algorithm, server, population, participation, exchange, rounds, seed, known_start=given is None, **where)
 
 
 @contextmanager
