@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fedsieve
 from fedsieve.algorithms.sieve import Sieve
-from fedsieve.experiments.tasks import CAREFUL, FALLING
+from fedsieve.algorithms.usual import CAREFUL, FALLING
 
 SHORT = Sieve(**{**CAREFUL, "steps": 10})
 

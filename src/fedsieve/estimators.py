@@ -16,7 +16,6 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, v
 
 from fedsieve.algorithms import METHODS, algorithm_class
 from fedsieve.algorithms.method import Method
-from fedsieve.algorithms.sieve import Ending
 from fedsieve.core.optimizers import StepRule
 from fedsieve.core.selection import exact_floor
 from fedsieve.core.streams import key, stream
@@ -26,7 +25,7 @@ from fedsieve.data.scaling import Units
 from fedsieve.data.spread import Matrix, Spread, split
 from fedsieve.engines.simulate import one_thread, simulate
 from fedsieve.experiments.execute import refuse_divergence, traffic
-from fedsieve.experiments.tasks import MEASURES, WHOLE
+from fedsieve.experiments.tasks import MEASURES, REFITTED
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.show import Counted, number
 
@@ -39,8 +38,6 @@ ALPHA = 0.5
 """Dirichlet parameter of the skewed partitions."""
 BOUNDED = {"step_rule": StepRule.CAPPED}
 """For squared loss, steps of at most 1/L: Polyak's aims at a loss of 0, which noisy targets do not have (decision F10)."""
-REFITTED = {**WHOLE, "ending": Ending.FROZEN}
-"""For sieve on rows of a user's own: numbers, not signs, and the last rounds without gate noise (decision H6)."""
 MOST_BOUNDED = 1000
 """Sparse features up to which L is computed: it needs a client's rows over all the features it has."""
 PARAMETERS = """    density : float, default 0.5

@@ -12,10 +12,11 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from fedsieve.algorithms import METHODS, algorithm_class
 from fedsieve.algorithms.method import Method
+from fedsieve.algorithms.usual import CAREFUL, fitting
 from fedsieve.core.streams import stream
 from fedsieve.engines.simulate import one_thread, simulate
 from fedsieve.experiments.execute import refuse_divergence, traffic
-from fedsieve.experiments.tasks import TASKS, settings_of
+from fedsieve.experiments.tasks import REFITTED
 from fedsieve.objectives.module import Group, Module
 from fedsieve.show import Counted, number
 
@@ -151,7 +152,7 @@ def method_for(method: str | Method, density: float, rounds: int | None) -> Meth
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; there are {', '.join(METHODS)}")
     cls = algorithm_class(method)
-    return cls(density=density, **settings_of(TASKS["mnist-cnn"], cls, None))
+    return cls(density=density, **fitting(cls, CAREFUL), **(REFITTED if cls.holds_everywhere else {}))
 
 
 def standing(module: nn.Module, objective: Module, theta: Tensor, history: list[dict[str, Any]]) -> Fit:

@@ -5,11 +5,10 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from scipy.sparse import csr_matrix
 from torch import Tensor
 
-from fedsieve.core.streams import key
-from fedsieve.core.types import Algorithm, Objective
+from fedsieve import wire
+from fedsieve.core.types import Algorithm, Objective, SparseRows
 from fedsieve.engines.batched import Batched
 from fedsieve.engines.rows import Rows
 from fedsieve.train import Population, Round, start, train
@@ -18,7 +17,7 @@ from fedsieve.train import Population, Round, start, train
 def simulate(
     algorithm: Algorithm,
     objective: Objective,
-    x: Tensor | csr_matrix,
+    x: Tensor | SparseRows,
     y: Tensor,
     counts: Sequence[int] | np.ndarray,
     *,
@@ -31,7 +30,7 @@ def simulate(
     dtype, device = (torch.float32, "cpu") if given is None else (given.dtype, str(given.device))
     population = Population(len(counts), np.flatnonzero(counts).tolist())
     rows = Rows(x, y, counts, objective, algorithm.batch_rows)
-    fingerprint = key(0, type(algorithm).__name__, *objective.layout.layers, objective.layout.size) & 0xFFFFFFFF
+    fingerprint = wire.fingerprint(type(algorithm).__name__, objective.layout)
     where = {"dtype": dtype, "device": device}
     exchange = Batched(algorithm=algorithm, objective=objective, rows=rows, seed=seed, fingerprint=fingerprint, **where)
     server = start(algorithm, objective, seed, given=given, **where)
