@@ -37,7 +37,7 @@ MEASURED_ROWS = 10_000
 ALPHA = 0.5
 """Dirichlet parameter of the skewed partitions."""
 BOUNDED = {"step_rule": StepRule.CAPPED}
-"""For squared loss, steps of at most 1/L: Polyak's aims at a loss of 0, which noisy targets do not have (decision F10)."""
+"""Steps of at most 1/L: Polyak's aims at a loss of 0, which noisy targets and models smaller than a batch do not have (decision F10)."""
 MOST_BOUNDED = 1000
 """Sparse features up to which L is computed: it needs a client's rows over all the features it has."""
 PARAMETERS = """    density : float, default 0.5
@@ -199,7 +199,7 @@ class SparseFederated(BaseEstimator):
         if isinstance(self.method, Method):
             return replace(self.method, density=density)
         cls = algorithm_class(self.method)
-        bounded = narrow and objective.loss is Loss.SQUARED and cls.step_rule is StepRule.POLYAK
+        bounded = narrow and cls.step_rule is StepRule.POLYAK and (objective.loss is Loss.SQUARED or weights <= cls.batch)
         return cls(density=density, **(BOUNDED if bounded else {}), **(REFITTED if cls.holds_everywhere else {}))
 
     def _clients(self, x: Matrix, labels: np.ndarray | None, groups: Any, seed: int) -> tuple[np.ndarray, np.ndarray]:
