@@ -1,6 +1,7 @@
 """The scikit-learn face: sparse linear models trained by a simulated federation, in pipelines, searches and pickles."""
 
 from dataclasses import replace
+from inspect import cleandoc
 from numbers import Integral, Real
 from typing import Any, Self
 
@@ -32,47 +33,43 @@ from fedsieve.show import Counted, number
 USUAL_CLIENTS = 10
 MEASURED_ROWS = 10_000
 """Training rows each round is measured on, at most."""
-
-
 ALPHA = 0.5
 """Dirichlet parameter of the skewed partitions."""
 BOUNDED = {"step_rule": StepRule.CAPPED}
 """Steps of at most 1/L: Polyak's aims at a loss of 0, which noisy targets and models smaller than a batch do not have (decision F10)."""
 MOST_BOUNDED = 1000
 """Sparse features up to which L is computed: it needs a client's rows over all the features it has."""
-PARAMETERS = """    density : float, default 0.5
-        fraction of the weights that may be non-zero
-    method : str or Method, default "sieve"
-        who learns, by name or with options of your own, such as `Sieve(reach=8)`
-    n_clients : int, default 10
-        clients to spread the rows over, where `fit` gets no groups; at most one a row
-    partition : {"iid", "quantity", "label", "clusters"}, default "iid"
-        how rows fall on clients, where `fit` gets no groups; skewed ones draw from a Dirichlet(0.5)
-    participation : float, default 1.0
-        fraction of clients in each round
-    rounds : int, default 50
-        rounds of training
-    fit_intercept : bool, default True
-        whether to fit one more number an output, without a gate and outside the density
-    standardize : bool, default True
-        whether clients first agree on mean and scale of every feature, at a cost counted in the bytes. Which weights are large depends on
-        units, so they must be comparable. `coef_` is in the units of X all the same. CSR rows are always taken as they are
-    warm_start : bool, default False
-        whether `fit` goes on from the model of the last one, for `rounds` more rounds
-    random_state : int, RandomState or None, default None
-        with an int everything repeats bit for bit
-    verbose : int, default 0
-        above 0: progress on standard error
-"""
-ATTRIBUTES = """    n_iter_ : int
-        rounds trained
-    history_ : list of dict
-        one a round: quality on up to 10,000 training rows, densities, bytes, who took part
-    bytes_up_, bytes_down_ : int
-        all that crossed, with what agreeing on units took
-    n_features_in_, feature_names_in_
-        as everywhere in scikit-learn
-"""
+PARAMETERS = """density : float, default 0.5
+    fraction of the weights that may be non-zero
+method : str or Method, default "sieve"
+    who learns, by name or with options of your own, such as `Sieve(reach=8)`
+n_clients : int, default 10
+    clients to spread the rows over, where `fit` gets no groups; at most one a row
+partition : {"iid", "quantity", "label", "clusters"}, default "iid"
+    how rows fall on clients, where `fit` gets no groups; skewed ones draw from a Dirichlet(0.5)
+participation : float, default 1.0
+    fraction of clients in each round
+rounds : int, default 50
+    rounds of training
+fit_intercept : bool, default True
+    whether to fit one more number an output, without a gate and outside the density
+standardize : bool, default True
+    whether clients first agree on mean and scale of every feature, at a cost counted in the bytes. Which weights are large depends on
+    units, so they must be comparable. `coef_` is in the units of X all the same. CSR rows are always taken as they are
+warm_start : bool, default False
+    whether `fit` goes on from the model of the last one, for `rounds` more rounds
+random_state : int, RandomState or None, default None
+    with an int everything repeats bit for bit
+verbose : int, default 0
+    above 0: progress on standard error"""
+ATTRIBUTES = """n_iter_ : int
+    rounds trained
+history_ : list of dict
+    one a round: quality on up to 10,000 training rows, densities, bytes, who took part
+bytes_up_, bytes_down_ : int
+    all that crossed, with what agreeing on units took
+n_features_in_, feature_names_in_
+    as everywhere in scikit-learn"""
 
 
 class SparseFederated(BaseEstimator):
@@ -230,24 +227,25 @@ class SparseFederated(BaseEstimator):
 class SparseFederatedClassifier(ClassifierMixin, SparseFederated):
     """A linear classifier of two classes, many classes or many labels, with exactly max(1, floor(density p)) weights.
 
-        Two classes share one logit; many classes have a softmax; a 0/1 matrix as target means several labels a row. Rows come from
+    Two classes share one logit; many classes have a softmax; a 0/1 matrix as target means several labels a row. Rows come from
     `n_clients` simulated clients, or from those that `groups` names in `fit`; what crosses is encoded and counted.
 
-        Parameters
-        ----------
+    Parameters
+    ----------
     PARAMETERS
-        Attributes
-        ----------
-        coef_ : (1, features) for two classes, (classes, features), or (labels, features)
-            weights; all but max(1, floor(density p)) are zero
-        intercept_ : (1,), (classes,) or (labels,)
-            no gate, not counted
-        classes_ : (classes,)
-            what can be predicted; of many labels, their numbers
+
+    Attributes
+    ----------
+    coef_ : (1, features) for two classes, (classes, features), or (labels, features)
+        weights; all but max(1, floor(density p)) are zero
+    intercept_ : (1,), (classes,) or (labels,)
+        no gate, not counted
+    classes_ : (classes,)
+        what can be predicted; of many labels, their numbers
     ATTRIBUTES
     """
 
-    __doc__ = __doc__.replace("PARAMETERS", PARAMETERS).replace("ATTRIBUTES", ATTRIBUTES)
+    __doc__ = cleandoc(__doc__).replace("PARAMETERS", PARAMETERS).replace("ATTRIBUTES", ATTRIBUTES)
 
     def fit(self, X: Any, y: Any, groups: Any = None, **others: Any) -> Self:  # noqa: N803
         """Train on rows X and their classes or 0/1 labels y; `groups` says whose each row is."""
@@ -300,21 +298,22 @@ class SparseFederatedClassifier(ClassifierMixin, SparseFederated):
 class SparseFederatedRegressor(RegressorMixin, SparseFederated):
     """Linear regression with exactly max(1, floor(density p)) weights.
 
-        Rows come from `n_clients` simulated clients, or from those that `groups` names in `fit`; what crosses is encoded and counted.
+    Rows come from `n_clients` simulated clients, or from those that `groups` names in `fit`; what crosses is encoded and counted.
 
-        Parameters
-        ----------
+    Parameters
+    ----------
     PARAMETERS
-        Attributes
-        ----------
-        coef_ : (features,)
-            weights; all but max(1, floor(density p)) are zero
-        intercept_ : float
-            no gate, not counted
+
+    Attributes
+    ----------
+    coef_ : (features,)
+        weights; all but max(1, floor(density p)) are zero
+    intercept_ : float
+        no gate, not counted
     ATTRIBUTES
     """
 
-    __doc__ = __doc__.replace("PARAMETERS", PARAMETERS).replace("ATTRIBUTES", ATTRIBUTES)
+    __doc__ = cleandoc(__doc__).replace("PARAMETERS", PARAMETERS).replace("ATTRIBUTES", ATTRIBUTES)
 
     def fit(self, X: Any, y: Any, groups: Any = None, **others: Any) -> Self:  # noqa: N803
         """Train on rows X and their numbers y; `groups` says whose each row is."""
