@@ -163,6 +163,8 @@ def test_groups_are_the_clients():
     names = np.array(["north", "south", "west"])[np.arange(len(y)) % 3]
     model = SparseFederatedRegressor(0.5, rounds=2).fit(x, y, groups=names)
     assert all(row["clients"] == [0, 1, 2] for row in model.history_)
+    with pytest.raises(ValueError, match="row 1 is nobody's; fill in the 2 missing"):
+        SparseFederatedRegressor(rounds=1).fit(x[:4], y[:4], groups=["a", None, "b", np.nan])
     with pytest.raises(ValueError, match="n_clients=7 contradicts groups"):
         SparseFederatedRegressor(0.5, rounds=2, n_clients=7).fit(x, y, groups=names)
 
@@ -209,6 +211,7 @@ def test_a_method_may_bring_its_own_options():
         ({"rounds": 0}, "rounds must be"),
         ({"n_clients": 2.5}, "n_clients must be"),
         ({"method": "flop"}, "unknown method 'flop'"),
+        ({"method": 3}, "unknown method 3"),
         ({"partition": "random"}, "unknown partition 'random'"),
         ({"partition": "label"}, "needs one class a row"),
     ],

@@ -184,7 +184,7 @@ class SparseFederated(BaseEstimator):
         for name, value in (("rounds", self.rounds), ("n_clients", 1 if self.n_clients is None else self.n_clients)):
             if not (isinstance(value, Integral) and value >= 1):
                 raise ValueError(f"{name} must be a whole number, at least 1; got {value!r}")
-        if isinstance(self.method, str) and self.method not in METHODS:
+        if not isinstance(self.method, Method) and self.method not in METHODS:
             raise ValueError(f"unknown method {self.method!r}; there are {', '.join(METHODS)}")
         if self.partition is not None and self.partition not in list(Partition):
             raise ValueError(f"unknown partition {self.partition!r}; there are {', '.join(Partition)}")
@@ -213,6 +213,9 @@ class SparseFederated(BaseEstimator):
                 raise ValueError(f"{name}={getattr(self, name)!r} contradicts groups, which says whose each row is; leave one of them out")
         groups = column_or_1d(groups)
         check_consistent_length(x, groups)
+        nobody = [row for row, group in enumerate(groups) if group is None or group != group]  # NaN is not itself
+        if nobody:
+            raise ValueError(f"groups says whose each row is, and row {nobody[0]} is nobody's; fill in the {len(nobody)} missing")
         _, owner = np.unique(groups, return_inverse=True)
         return np.argsort(owner, kind="stable"), np.bincount(owner)
 
