@@ -180,6 +180,8 @@ def test_regression_in_double_precision_with_a_method_by_name():
         ({"density": 0}, "density must be above 0"),
         ({"density": 0.001}, "keeps none"),
         ({"method": "flop"}, "unknown method 'flop'"),
+        ({"module": nn.Linear}, "must be a torch.nn.Module"),
+        ({"free": "*.bais"}, "fits no parameter; there are 0.weight"),
         ({"rounds": 0}, "rounds must be at least 1"),
         ({"participation": 0}, "participation is the fraction"),
         ({"group": "layer"}, "unknown group 'layer'"),

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ class Fit:
     """all that clients sent"""
     bytes_down: int
     """all that clients received"""
-    history: tuple[dict[str, Any], ...]
+    history: tuple[dict[str, Any], ...] = field(repr=False)
     """one row a round: loss on up to 1000 training rows, densities, bytes, who took part"""
     module: nn.Module = field(repr=False)
     """a copy of the module given, with the weights of this round"""
@@ -98,9 +99,11 @@ def fit(
     -------
     A plain module, which needs nothing of this package to be saved, loaded and run, and the `Fit`.
     """
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"module must be a torch.nn.Module; got {module!r}")
     own = deepcopy(module)
     frozen = tuple(name for name, part in own.named_parameters() if not part.requires_grad)
-    objective = Module(module=own, loss=loss, free=(free,) if isinstance(free, str) else tuple(free), frozen=frozen, group=kind(group))
+    objective = Module(module=own, loss=loss, free=patterns(free, own), frozen=frozen, group=kind(group))
     algorithm = method_for(method, density, rounds)
     algorithm.final_budget(objective.layout)
     given = objective.flat(own)
@@ -127,6 +130,16 @@ def fit(
                 break
     found = standing(module, objective, theta, history)
     return found.module, found
+
+
+def patterns(free: Sequence[str] | str, module: nn.Module) -> tuple[str, ...]:
+    """Patterns of names; one that fits no parameter is a slip."""
+    names = [name for name, _ in module.named_parameters()]
+    given = (free,) if isinstance(free, str) else tuple(free)
+    for pattern in given:
+        if not any(fnmatch(name, pattern) for name in names):
+            raise ValueError(f"free {pattern!r} fits no parameter; there are {', '.join(names)}")
+    return given
 
 
 def kind(group: Group | str) -> Group:
