@@ -78,7 +78,7 @@ def test_every_command_of_the_first_page_works_and_so_does_the_python_of_the_oth
     (nets, load, objective), (own,), (read,) = blocks("module.md", "python"), blocks("data.md", "python"), blocks("use.md", "python")
     (tmp_path / "nets.py").write_text(nets)
     saved = "import torch; from nets import build; torch.save(build().state_dict(), 'model.pt')"
-    steps += [("python", text) for text in (saved, load, objective, own, read)]
+    steps += [("python", text) for text in (saved, load, objective, own, read, *blocks("python.md", "python"))]
     done = subprocess.run([sys.executable, "-c", WORKS.format(steps=steps)], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     for text in ("exactly 64 of 640", "features used", "what the cheapest needs", "verified in onnxruntime", "weights have a gate"):

@@ -29,7 +29,8 @@ def rows_of(shape, classes=3, count=60, integers=False, seed=0):
 
 def trained(objective, x, y, rounds=6, method="fed-round-ht", engine=Batched, **fields):
     settings = {"density": 0.5, "steps": 8, "batch": 10, "step_rule": StepRule.CONSTANT, "rate": 0.1, "bits": 32, "clip": 1.0}
-    algorithm = algorithm_class(method)(**(settings | fields))
+    cls = algorithm_class(method)
+    algorithm = cls(**{name: value for name, value in (settings | fields).items() if name not in cls.unused})
     rows = Rows(x, y, [20, 25, 15], objective, algorithm.batch_rows)
     exchange = engine(algorithm=algorithm, objective=objective, rows=rows, seed=1, fingerprint=1)
     server = start(algorithm, objective, 1, torch.float32)

@@ -24,8 +24,11 @@ def test_the_public_names_are_these():
         "Problem",
         "Rows",
         "Run",
+        "SparseFederatedClassifier",
+        "SparseFederatedRegressor",
         "Synthetic",
         "__version__",
         "algorithm_class",
         "execute",
+        "fit",
     }

@@ -4,14 +4,17 @@ from pathlib import Path
 README = (Path(__file__).parent.parent / "README.md").read_text()
 
 
-def test_the_ten_lines_of_python_do_what_the_readme_says(capsys):
-    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len([line for line in code.splitlines() if line.strip()]) <= 10
+def test_the_ten_lines_of_python_do_what_the_readme_says(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    table, network = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    for code in (table, network):
+        assert len([line for line in code.splitlines() if line.strip()]) <= 10
     scope: dict = {}
-    exec(code, scope)
-    assert int((scope["theta"] != 0).sum()) == 50
-    assert scope["problem"].recovery(scope["theta"])["tdr"] == 1.0
-    assert "r2" in capsys.readouterr().out
+    exec(table, scope)
+    assert int((scope["model"].coef_ != 0).sum()) == 3 and scope["model"].score(scope["x"], scope["y"]) > 0.9
+    assert str(scope["model"].bytes_up_) in capsys.readouterr().out
+    exec(network, scope)
+    assert scope["run"].nonzero == 73 and (tmp_path / "model.pt").exists()
 
 
 def test_every_method_and_task_is_in_the_readme():

@@ -21,6 +21,9 @@ _HOMES = {
     "algorithm_class": "fedsieve.algorithms",
     "METHODS": "fedsieve.algorithms",
     "PacketError": "fedsieve.wire",
+    "fit": "fedsieve.fitting",
+    "SparseFederatedClassifier": "fedsieve.estimators",
+    "SparseFederatedRegressor": "fedsieve.estimators",
 }
 __all__ = ["__version__", *_HOMES]
 

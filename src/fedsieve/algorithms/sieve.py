@@ -157,6 +157,8 @@ class Sieve(Method):
         kept = total_kept(self.message_budget(client.layout, clock))
         rms = (saliency.square().sum(-1, keepdim=True) / kept).sqrt().clamp_min(torch.finfo(saliency.dtype).tiny)
         log_alpha = (client.log_alpha - self.gate_rate * saliency / rms).clamp(-ROUND_LIMIT, ROUND_LIMIT)
+        if self.ending is Ending.FROZEN and not self.searching(clock):
+            log_alpha = client.log_alpha
         return client._replace(weights=client.weights - size * gate * gradient, log_alpha=opened(log_alpha, layout))
 
     @property

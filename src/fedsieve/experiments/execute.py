@@ -83,7 +83,7 @@ def execute(run: Run, problem: Problem | None = None, standing: Standing | None 
     began = time.perf_counter() - standing.seconds
     for done in rounds:
         theta, full = algorithm.theta(done.server), algorithm.full_theta(done.server)
-        refuse_divergence(run, done, full)
+        refuse_divergence(algorithm, done, full)
         row = {"round": done.number + 1, **problem.measure(theta), **problem.recovery(theta)}
         if (full != 0).sum() > (theta != 0).sum():
             row["full"] = problem.measure(full)[run.metric]
@@ -102,16 +102,16 @@ def traffic(up: Bytes, down: Bytes) -> dict[str, int]:
     }
 
 
-def refuse_divergence(run: Run, done: Round, theta: Tensor) -> None:
+def refuse_divergence(algorithm: Method, done: Round, theta: Tensor) -> None:
     """Stop once the weights have left the numbers."""
     lost = not bool(torch.isfinite(theta).all()) or float(theta.abs().amax()) > DIVERGED
     if lost or (not done.replied and done.rejected):
-        gradients = run.algorithm.exchanges > 1
-        rate = f"algorithm.server-rate {run.algorithm.server_rate:g}" if gradients else f"algorithm.rate {run.algorithm.rate:g}"
-        polyak = run.algorithm.step_rule is StepRule.POLYAK or gradients
+        gradients = algorithm.exchanges > 1
+        rate = f"algorithm.server-rate {algorithm.server_rate:g}" if gradients else f"algorithm.rate {algorithm.rate:g}"
+        polyak = algorithm.step_rule is StepRule.POLYAK or gradients
         raise DivergedError(
             f"diverged in round {done.number + 1}: weights are no longer finite or sensible with {rate} and algorithm.step-rule "
-            f"{run.algorithm.step_rule}; lower the rate{'' if polyak else ', or use --algorithm.step-rule polyak'}"
+            f"{algorithm.step_rule}; lower the rate{'' if polyak else ', or use --algorithm.step-rule polyak'}"
         )
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from fedsieve import metrics
 from fedsieve.algorithms.flops_pa import GateNoise
 from fedsieve.algorithms.method import Method
-from fedsieve.algorithms.sieve import Uplink
+from fedsieve.algorithms.sieve import Ending, Uplink
 from fedsieve.algorithms.usual import CAREFUL, FALLING, fitting
 from fedsieve.core.aggregation import Weighting
 from fedsieve.core.types import Objective
@@ -39,6 +39,8 @@ IMAGES = {**FALLING, "rate": 3.0, "batch": 64, "scaling_rate": 0.3, "step_gates"
 """For softmax on images; the last two are FLoPS-PA's: with the schedule it may close gates sooner."""
 WHOLE = {"uplink": Uplink.WEIGHTS, "server_rate": 1.0}
 """For sieve where tens of thousands of weights each matter a little: weights as they are, not signs of updates (decision H3)."""
+REFITTED = {**WHOLE, "ending": Ending.FROZEN}
+"""For sieve behind the estimators and `fit`: numbers, not signs, and the last rounds without gate noise (decision H6)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,6 +77,8 @@ class Module:
     """how to draw fresh weights from a seed; None starts from the module's own"""
     free: tuple[str, ...] = ()
     """patterns of parameter names without gates, such as `*.bias`: always kept, not counted"""
+    frozen: tuple[str, ...] = ()
+    """names of parameters that stay as they are in the module: not trained, not sent, not counted"""
     group: Group = Group.WEIGHT
     """what shares a gate"""
     places: dict[str, tuple[slice, tuple[int, ...]]] = field(init=False)
@@ -90,7 +92,7 @@ class Module:
                     f"{name or 'the module'} is {type(part).__name__} in training mode: its running statistics are state that no message "
                     f"carries; use GroupNorm, or freeze its statistics with .eval()"
                 )
-        named = dict(self.module.named_parameters())
+        named = {name: part for name, part in self.module.named_parameters() if name not in self.frozen}
         gated = [name for name in named if not any(fnmatch(name, pattern) for pattern in self.free)]
         if not gated:
             raise ValueError("the module has no parameters with a gate, so there is nothing to choose from")

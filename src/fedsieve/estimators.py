@@ -1,0 +1,342 @@
+"""The scikit-learn face: sparse linear models trained by a simulated federation, in pipelines, searches and pickles."""
+
+from dataclasses import replace
+from inspect import cleandoc
+from numbers import Integral, Real
+from typing import Any, Self
+
+import numpy as np
+import torch
+from scipy.sparse import csr_matrix, issparse
+from scipy.special import expit, softmax
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import Tags, check_random_state, column_or_1d
+from sklearn.utils.extmath import safe_sparse_dot
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
+
+from fedsieve.algorithms import METHODS, algorithm_class
+from fedsieve.algorithms.method import Method
+from fedsieve.core.optimizers import StepRule
+from fedsieve.core.selection import exact_floor
+from fedsieve.core.streams import key, stream
+from fedsieve.data import scaling
+from fedsieve.data.partition import Partition
+from fedsieve.data.scaling import Units
+from fedsieve.data.spread import Matrix, Spread, split
+from fedsieve.engines.simulate import one_thread, simulate
+from fedsieve.experiments.execute import refuse_divergence, traffic
+from fedsieve.experiments.tasks import MEASURES, REFITTED
+from fedsieve.objectives.linear import Linear, Loss
+from fedsieve.show import Counted, number
+
+USUAL_CLIENTS = 10
+MEASURED_ROWS = 10_000
+"""Training rows each round is measured on, at most."""
+ALPHA = 0.5
+"""Dirichlet parameter of the skewed partitions."""
+BOUNDED = {"step_rule": StepRule.CAPPED}
+"""Steps of at most 1/L: Polyak's aims at a loss of 0, which noisy targets and models smaller than a batch do not have (decision F10)."""
+MOST_BOUNDED = 1000
+"""Sparse features up to which L is computed: it needs a client's rows over all the features it has."""
+PARAMETERS = """density : float, default 0.5
+    fraction of the weights that may be non-zero
+method : str or Method, default "sieve"
+    who learns, by name or with options of your own, such as `Sieve(reach=8)`
+n_clients : int, default 10
+    clients to spread the rows over, where `fit` gets no groups; at most one a row
+partition : {"iid", "quantity", "label", "clusters"}, default "iid"
+    how rows fall on clients, where `fit` gets no groups; skewed ones draw from a Dirichlet(0.5)
+participation : float, default 1.0
+    fraction of clients in each round
+rounds : int, default 50
+    rounds of training
+fit_intercept : bool, default True
+    whether to fit one more number an output, without a gate and outside the density
+standardize : bool, default True
+    whether clients first agree on mean and scale of every feature, at a cost counted in the bytes. Which weights are large depends on
+    units, so they must be comparable. `coef_` is in the units of X all the same. CSR rows are always taken as they are
+warm_start : bool, default False
+    whether `fit` goes on from the model of the last one, for `rounds` more rounds
+random_state : int, RandomState or None, default None
+    with an int everything repeats bit for bit
+verbose : int, default 0
+    above 0: progress on standard error"""
+ATTRIBUTES = """n_iter_ : int
+    rounds trained
+history_ : list of dict
+    one a round: quality on up to 10,000 training rows, densities, bytes, who took part
+bytes_up_, bytes_down_ : int
+    all that crossed, with what agreeing on units took
+n_features_in_, feature_names_in_
+    as everywhere in scikit-learn"""
+
+
+class SparseFederated(BaseEstimator):
+    """What the classifier and the regressor share."""
+
+    def __init__(
+        self,
+        density: float = 0.5,
+        *,
+        method: str | Method = "sieve",
+        n_clients: int | None = None,
+        partition: str | None = None,
+        participation: float = 1.0,
+        rounds: int = 50,
+        fit_intercept: bool = True,
+        standardize: bool = True,
+        warm_start: bool = False,
+        random_state: int | np.random.RandomState | None = None,
+        verbose: int = 0,
+    ) -> None:
+        self.density = density
+        self.method = method
+        self.n_clients = n_clients
+        self.partition = partition
+        self.participation = participation
+        self.rounds = rounds
+        self.fit_intercept = fit_intercept
+        self.standardize = standardize
+        self.warm_start = warm_start
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def get_support(self, indices: bool = False) -> np.ndarray:
+        """Which features the model reads: a mask, or their numbers."""
+        check_is_fitted(self)
+        mask = np.asarray((self._matrix() != 0).any(axis=0)).reshape(-1)
+        return np.flatnonzero(mask) if indices else mask
+
+    def sparsify(self) -> Self:
+        """Hold `coef_` as a SciPy CSR matrix: less memory, and faster predictions from few weights."""
+        check_is_fitted(self)
+        self.coef_ = csr_matrix(self.coef_)
+        return self
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    # Prediction
+
+    def _matrix(self) -> np.ndarray:
+        """`coef_`, dense, (outputs, features)."""
+        return np.atleast_2d(self.coef_.toarray() if issparse(self.coef_) else self.coef_)
+
+    def _outputs(self, X: Any) -> np.ndarray:  # noqa: N803
+        """What the linear model says, (rows, outputs)."""
+        check_is_fitted(self)
+        X = validate_data(self, X, accept_sparse="csr", reset=False)  # noqa: N806
+        coef = self.coef_ if issparse(self.coef_) else np.atleast_2d(self.coef_)
+        return safe_sparse_dot(X, coef.T, dense_output=True) + self.intercept_
+
+    # Training
+
+    def _train(self, x: Matrix, y: np.ndarray, loss: Loss, outputs: int, groups: Any) -> None:
+        """Spread the rows, agree on units, run the rounds, give the model back in the user's units."""
+        self._check()
+        resumed = self.warm_start and hasattr(self, "coef_")
+        before = self.n_iter_ if resumed else 0
+        seed = key(int(check_random_state(self.random_state).randint(2**31 - 1)), "rounds", before) >> 1
+        objective = Linear(loss=loss, features=x.shape[1], outputs=outputs, intercept=self.fit_intercept)
+        algorithm = self._algorithm(objective, narrow=not issparse(x) or x.shape[1] <= MOST_BOUNDED)
+        order, counts = self._clients(x, y if loss in (Loss.LOGISTIC, Loss.SOFTMAX) else None, groups, seed)
+        x, y = x[order], y[order]
+        units = self._units(x, y, counts, loss)
+        rows, targets = units.tensors(x, y)
+        sample = torch.from_numpy(stream(seed, "measured").permutation(len(y))[:MEASURED_ROWS])
+        seen = rows[sample.numpy()] if issparse(rows) else rows[sample]
+        measure, metric = MEASURES[loss]
+        rounds = simulate(
+            algorithm,
+            objective,
+            rows,
+            targets,
+            counts,
+            participation=self.participation,
+            rounds=self.rounds,
+            seed=seed,
+            given=units.inward(self._matrix(), self.intercept_, self.fit_intercept) if resumed else None,
+        )
+        history = self.history_ if resumed else []
+        with one_thread(), Counted(self.rounds, type(self).__name__, "round", quiet=not self.verbose) as bar:
+            for done in rounds:
+                theta = algorithm.theta(done.server)
+                refuse_divergence(algorithm, done, algorithm.full_theta(done.server))
+                row = {"round": before + done.number + 1, **measure(objective.predict(theta, seen), targets[sample])}
+                row |= {name: float(value) for name, value in algorithm.info(done.server).items()}
+                history = [*history, row | traffic(done.up, done.down) | {"clients": done.cohort}]
+                bar.advance(f"{metric} {number(row[metric])}")
+        self.coef_, self.intercept_ = units.outward(*objective.parts(theta))
+        self.history_, self.n_iter_ = history, before + self.rounds
+        agreeing = units.bytes_each_way * int((counts > 0).sum()) + (self.bytes_agreeing_ if resumed else 0)
+        self.bytes_agreeing_ = agreeing
+        self.bytes_up_, self.bytes_down_ = (agreeing + sum(row[f"bytes_{way}"] for row in history) for way in ("up", "down"))
+
+    def _check(self) -> None:
+        """Refuse what no federation could do, with scikit-learn's names."""
+        if not (isinstance(self.density, Real) and 0 < self.density <= 1):
+            raise ValueError(f"density is the fraction of weights kept, above 0 and at most 1; got {self.density!r}")
+        if not (isinstance(self.participation, Real) and 0 < self.participation <= 1):
+            raise ValueError(f"participation is the fraction of clients in a round, above 0 and at most 1; got {self.participation!r}")
+        for name, value in (("rounds", self.rounds), ("n_clients", 1 if self.n_clients is None else self.n_clients)):
+            if not (isinstance(value, Integral) and value >= 1):
+                raise ValueError(f"{name} must be a whole number, at least 1; got {value!r}")
+        if not isinstance(self.method, Method) and self.method not in METHODS:
+            raise ValueError(f"unknown method {self.method!r}; there are {', '.join(METHODS)}")
+        if self.partition is not None and self.partition not in list(Partition):
+            raise ValueError(f"unknown partition {self.partition!r}; there are {', '.join(Partition)}")
+
+    def _algorithm(self, objective: Linear, *, narrow: bool) -> Method:
+        """The method, keeping max(1, floor(density p)) weights; by name, with the settings that suit rows of a user's own."""
+        weights = objective.layout.gated
+        density = self.density if exact_floor(self.density, weights) else min(1.5 / weights, 1.0)
+        if isinstance(self.method, Method):
+            return replace(self.method, density=density)
+        cls = algorithm_class(self.method)
+        bounded = narrow and cls.step_rule is StepRule.POLYAK and (objective.loss is Loss.SQUARED or weights <= cls.batch)
+        return cls(density=density, **(BOUNDED if bounded else {}), **(REFITTED if cls.holds_everywhere else {}))
+
+    def _clients(self, x: Matrix, labels: np.ndarray | None, groups: Any, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """The rows in the order of the clients who hold them, and how many each holds."""
+        if groups is None:
+            partition = Partition(self.partition or Partition.IID)
+            if partition is Partition.LABEL and labels is None:
+                raise ValueError("partition 'label' needs one class a row, and this target has none; use 'quantity', 'iid' or 'clusters'")
+            clients = min(self.n_clients or USUAL_CLIENTS, x.shape[0])
+            parts = split(x, labels, Spread(clients, partition, ALPHA), stream(seed, "partition"))
+            return np.concatenate(parts), np.array([len(part) for part in parts])
+        for name in ("n_clients", "partition"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name}={getattr(self, name)!r} contradicts groups, which says whose each row is; leave one of them out")
+        groups = column_or_1d(groups)
+        check_consistent_length(x, groups)
+        nobody = [row for row, group in enumerate(groups) if group is None or group != group]  # NaN is not itself
+        if nobody:
+            raise ValueError(f"groups says whose each row is, and row {nobody[0]} is nobody's; fill in the {len(nobody)} missing")
+        _, owner = np.unique(groups, return_inverse=True)
+        return np.argsort(owner, kind="stable"), np.bincount(owner)
+
+    def _units(self, x: Matrix, y: np.ndarray, counts: np.ndarray, loss: Loss) -> Units:
+        """Dense features and numeric targets in units all clients share; without an intercept nothing may be moved, only scaled."""
+        dense = self.standardize and not issparse(x)
+        features = scaling.agreed(x, counts, centre=self.fit_intercept) if dense else scaling.none(x.shape[1])
+        target = scaling.agreed(y[:, None], counts, centre=self.fit_intercept) if loss is Loss.SQUARED else scaling.none(1)
+        return Units(features, target)
+
+
+class SparseFederatedClassifier(ClassifierMixin, SparseFederated):
+    """A linear classifier of two classes, many classes or many labels, with exactly max(1, floor(density p)) weights.
+
+    Two classes share one logit; many classes have a softmax; a 0/1 matrix as target means several labels a row. Rows come from
+    `n_clients` simulated clients, or from those that `groups` names in `fit`; what crosses is encoded and counted.
+
+    Parameters
+    ----------
+    PARAMETERS
+
+    Attributes
+    ----------
+    coef_ : (1, features) for two classes, (classes, features), or (labels, features)
+        weights; all but max(1, floor(density p)) are zero
+    intercept_ : (1,), (classes,) or (labels,)
+        no gate, not counted
+    classes_ : (classes,)
+        what can be predicted; of many labels, their numbers
+    ATTRIBUTES
+    """
+
+    __doc__ = cleandoc(__doc__).replace("PARAMETERS", PARAMETERS).replace("ATTRIBUTES", ATTRIBUTES)
+
+    def fit(self, X: Any, y: Any, groups: Any = None, **others: Any) -> Self:  # noqa: N803
+        """Train on rows X and their classes or 0/1 labels y; `groups` says whose each row is."""
+        refuse(others)
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], multi_output=True)  # noqa: N806
+        check_classification_targets(y)
+        kind = type_of_target(y)
+        if kind == "multilabel-indicator":
+            target = (y.toarray() if issparse(y) else np.asarray(y)).astype(np.float32)
+            classes, loss, outputs = np.arange(target.shape[1]), Loss.MULTILABEL, target.shape[1]
+        elif kind == "multiclass-multioutput":
+            raise ValueError("y has several columns of classes; this classifier takes one class a row, or a 0/1 column for each label")
+        else:
+            classes, target = np.unique(column_or_1d(y, warn=True), return_inverse=True)
+            if len(classes) < 2:
+                raise ValueError(f"y has one class only, {classes[0]!r}; there is nothing to tell apart")
+            loss, outputs = (Loss.LOGISTIC, 1) if len(classes) == 2 else (Loss.SOFTMAX, len(classes))
+            target = target.astype(np.float32 if loss is Loss.LOGISTIC else np.int64)
+        if self.warm_start and hasattr(self, "classes_") and not np.array_equal(classes, self.classes_):
+            raise ValueError("warm_start goes on with the same classes; y has others than in the first fit")
+        self.classes_, self._loss = classes, loss
+        self._train(X, target, loss, outputs, groups)
+        return self
+
+    def decision_function(self, X: Any) -> np.ndarray:  # noqa: N803
+        """Logits: (rows,) for two classes, else (rows, classes) or (rows, labels)."""
+        logits = self._outputs(X)
+        return logits[:, 0] if self._loss is Loss.LOGISTIC else logits
+
+    def predict(self, X: Any) -> np.ndarray:  # noqa: N803
+        """The most likely class of each row; of many labels, a 0/1 matrix."""
+        logits = self.decision_function(X)
+        if self._loss is Loss.MULTILABEL:
+            return (logits > 0).astype(np.int64)
+        return self.classes_[(logits > 0).astype(np.int64) if logits.ndim == 1 else logits.argmax(axis=1)]
+
+    def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
+        """Probabilities of the classes, or of each label by itself."""
+        logits = self.decision_function(X)
+        if self._loss is Loss.MULTILABEL:
+            return expit(logits)
+        return np.stack((expit(-logits), expit(logits)), axis=1) if logits.ndim == 1 else softmax(logits, axis=1)
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags
+
+
+class SparseFederatedRegressor(RegressorMixin, SparseFederated):
+    """Linear regression with exactly max(1, floor(density p)) weights.
+
+    Rows come from `n_clients` simulated clients, or from those that `groups` names in `fit`; what crosses is encoded and counted.
+
+    Parameters
+    ----------
+    PARAMETERS
+
+    Attributes
+    ----------
+    coef_ : (features,)
+        weights; all but max(1, floor(density p)) are zero
+    intercept_ : float
+        no gate, not counted
+    ATTRIBUTES
+    """
+
+    __doc__ = cleandoc(__doc__).replace("PARAMETERS", PARAMETERS).replace("ATTRIBUTES", ATTRIBUTES)
+
+    def fit(self, X: Any, y: Any, groups: Any = None, **others: Any) -> Self:  # noqa: N803
+        """Train on rows X and their numbers y; `groups` says whose each row is."""
+        refuse(others)
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], y_numeric=True)  # noqa: N806
+        self._train(X, y.astype(np.float64), Loss.SQUARED, 1, groups)
+        self.coef_, self.intercept_ = self.coef_[0], float(self.intercept_[0])
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:  # noqa: N803
+        """The expected target of each row."""
+        return self._outputs(X)[:, 0]
+
+
+def refuse(others: dict[str, Any]) -> None:
+    """Say why a row has no weight of its own."""
+    if "sample_weight" in others:
+        raise TypeError(
+            "fit takes no sample_weight: clients deal whole rows into batches, and a row has no weight of its own; "
+            "repeat the rows that should count more"
+        )
+    if others:
+        raise TypeError(f"fit takes X, y and groups; got {', '.join(others)} as well")

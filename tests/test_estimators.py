@@ -1,0 +1,238 @@
+"""The scikit-learn face, by scikit-learn's own checks and by the laws of a sparse federated model."""
+
+import pickle
+
+import numpy as np
+import pytest
+import sklearn
+from jaxtyping import config
+from scipy.sparse import csr_matrix, issparse
+from sklearn.base import clone
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine, make_multilabel_classification
+from sklearn.exceptions import NotFittedError
+from sklearn.feature_selection import SelectFromModel
+from sklearn.linear_model import LinearRegression
+from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from fedsieve import SparseFederatedClassifier, SparseFederatedRegressor
+from fedsieve.algorithms.sieve import Sieve
+from fedsieve.data.scaling import agreed
+
+BOTH = [SparseFederatedClassifier, SparseFederatedRegressor]
+
+
+@pytest.fixture(autouse=True)
+def shapes_unchecked():
+    """Hundreds of fits: shapes inside them are checked where methods and engines are tested, and would cost eight times the fits."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)
+
+
+@parametrize_with_checks([SparseFederatedClassifier(n_clients=3, rounds=3), SparseFederatedRegressor(n_clients=3, rounds=3)])
+def test_scikit_learn_finds_nothing_to_mend(estimator, check):
+    check(estimator)
+
+
+def wine():
+    x, y = load_wine(return_X_y=True)
+    return x, np.array(["barolo", "grignolino", "barbera"])[y]
+
+
+def rows_of(cls):
+    return load_diabetes(return_X_y=True) if cls is SparseFederatedRegressor else load_breast_cancer(return_X_y=True)
+
+
+def nonzero(model):
+    return int((model.coef_ != 0).sum())
+
+
+@pytest.mark.parametrize(("density", "kept"), [(0.01, 1), (0.1, 3), (0.29, 11), (1.0, 39)])
+def test_exactly_the_weights_asked_for_are_kept_and_at_least_one(density, kept):
+    x, y = wine()
+    assert nonzero(SparseFederatedClassifier(density, rounds=2, random_state=0).fit(x, y)) == kept
+
+
+def test_the_intercept_is_not_counted_and_not_lost():
+    x, y = load_diabetes(return_X_y=True)
+    model = SparseFederatedRegressor(0.1, rounds=5, random_state=0).fit(x, y)
+    assert nonzero(model) == 1 and model.intercept_ == pytest.approx(y.mean(), abs=10)
+    assert SparseFederatedRegressor(0.1, rounds=2, fit_intercept=False).fit(x, y).intercept_ == 0
+
+
+def test_a_dense_model_on_clean_rows_is_least_squares_to_a_level_of_eight_bits():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 4)) * [1, 1000, 1e-3, 1] + [0, 5000, 0, -3]
+    y = x @ [1, 0.002, -4000, 0.5] + 7
+    model = SparseFederatedRegressor(1.0, rounds=40, random_state=0).fit(x, y)
+    exact = LinearRegression().fit(x, y)
+    effect = np.abs(exact.coef_ * x.std(0))
+    np.testing.assert_allclose(model.coef_ * x.std(0), exact.coef_ * x.std(0), atol=effect.max() / 127)
+    assert model.score(x, y) > 0.9998
+
+
+def test_units_of_the_features_do_not_matter():
+    x, y = wine()
+    one = SparseFederatedClassifier(0.2, rounds=5, random_state=0).fit(x, y)
+    other = SparseFederatedClassifier(0.2, rounds=5, random_state=0).fit(x * 1024 + 2048, y)
+    np.testing.assert_array_equal(one.get_support(), other.get_support())
+    np.testing.assert_allclose(one.predict_proba(x), other.predict_proba(x * 1024 + 2048), atol=1e-2)
+
+
+def test_agreed_scales_are_those_of_all_rows_together():
+    x = np.random.default_rng(0).normal(size=(50, 3)) * [1, 10, 100] + [0, 1e5, 0]
+    x[:, 2] = 4.25
+    scales = agreed(x, np.array([20, 0, 29, 1]), centre=True)
+    np.testing.assert_allclose(scales.mean, x.mean(0), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(scales.scale, [x[:, 0].std(), x[:, 1].std(), 1.0], rtol=1e-5)
+
+
+def test_two_classes_share_one_logit_and_many_have_their_own():
+    x, y = load_breast_cancer(return_X_y=True)
+    two = SparseFederatedClassifier(0.2, rounds=5, random_state=0).fit(x, np.where(y, "benign", "malignant"))
+    assert two.coef_.shape == (1, 30) and list(two.classes_) == ["benign", "malignant"]
+    assert two.decision_function(x).shape == (569,) and two.predict_proba(x).shape == (569, 2)
+    x, y = wine()
+    many = SparseFederatedClassifier(0.2, rounds=5, random_state=0).fit(x, y)
+    assert many.coef_.shape == (3, 13) and many.intercept_.shape == (3,) and many.score(x, y) > 0.9
+
+
+@pytest.mark.parametrize("held", [np.asarray, csr_matrix])
+def test_many_labels_are_a_matrix_dense_or_sparse(held):
+    x, y = make_multilabel_classification(n_samples=80, n_features=8, n_classes=3, random_state=0)
+    model = SparseFederatedClassifier(0.5, rounds=5, random_state=0).fit(x, held(y))
+    assert model.predict(x).shape == model.predict_proba(x).shape == y.shape and nonzero(model) == 12
+    assert (model.predict(x) == y).mean() > 0.7
+
+
+def test_sparse_rows_stay_sparse_and_predict_as_dense_ones():
+    x, y = load_breast_cancer(return_X_y=True)
+    x = MinMaxScaler().fit_transform(x)
+    x[x < 0.2] = 0
+    model = SparseFederatedClassifier(0.3, rounds=10, random_state=0).fit(csr_matrix(x), y)
+    np.testing.assert_allclose(model.predict_proba(csr_matrix(x)), model.predict_proba(x))
+    assert model.score(x, y) > 0.85
+
+
+@pytest.mark.parametrize("cls", BOTH)
+def test_a_seed_repeats_bit_for_bit_and_a_pickle_says_the_same(cls):
+    x, y = rows_of(cls)
+    model = cls(0.2, rounds=3, random_state=3, partition="quantity", participation=0.5).fit(x, y)
+    again = clone(model).fit(x, y)
+    np.testing.assert_array_equal(model.coef_, again.coef_)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict(x), model.predict(x))
+    assert cls(0.2, rounds=3, random_state=4).fit(x, y).coef_.tolist() != model.coef_.tolist()
+
+
+@pytest.mark.parametrize("cls", BOTH)
+def test_sparsify_keeps_every_prediction(cls):
+    x, y = rows_of(cls)
+    model = cls(0.2, rounds=2, random_state=0).fit(x, y)
+    before, support = model.predict(x), model.get_support(indices=True)
+    assert issparse(model.sparsify().coef_)
+    np.testing.assert_allclose(model.predict(x), before)
+    np.testing.assert_array_equal(model.get_support(indices=True), support)
+    assert model.set_params(warm_start=True).fit(x, y).n_iter_ == 4
+
+
+def test_warm_start_means_more_rounds():
+    x, y = load_diabetes(return_X_y=True)
+    model = SparseFederatedRegressor(0.5, rounds=4, warm_start=True, random_state=0).fit(x, y)
+    first, up = model.score(x, y), model.bytes_up_
+    model.fit(x, y)
+    assert model.n_iter_ == len(model.history_) == 8 and [row["round"] for row in model.history_] == [*range(1, 9)]
+    assert model.bytes_up_ > up and model.history_[4]["r2"] > first - 0.1
+    with pytest.raises(ValueError, match="same classes"):
+        SparseFederatedClassifier(rounds=1, warm_start=True).fit(x, y > 100).fit(x, y > 100, groups=y > 1).fit(x, np.round(y / 100))
+
+
+def test_history_adds_up_to_the_bytes_and_the_units():
+    x, y = load_diabetes(return_X_y=True)
+    model = SparseFederatedRegressor(0.5, rounds=3, n_clients=5).fit(x, y)
+    agreeing = 5 * 4 * 2 * (10 + 1)
+    assert model.bytes_up_ == agreeing + sum(row["bytes_up"] for row in model.history_)
+    plain = SparseFederatedRegressor(0.5, rounds=3, n_clients=5, standardize=False).fit(x, y)
+    assert plain.bytes_down_ == 5 * 4 * 2 + sum(row["bytes_down"] for row in plain.history_)
+
+
+def test_groups_are_the_clients():
+    x, y = load_diabetes(return_X_y=True)
+    names = np.array(["north", "south", "west"])[np.arange(len(y)) % 3]
+    model = SparseFederatedRegressor(0.5, rounds=2).fit(x, y, groups=names)
+    assert all(row["clients"] == [0, 1, 2] for row in model.history_)
+    with pytest.raises(ValueError, match="row 1 is nobody's; fill in the 2 missing"):
+        SparseFederatedRegressor(rounds=1).fit(x[:4], y[:4], groups=["a", None, "b", np.nan])
+    with pytest.raises(ValueError, match="n_clients=7 contradicts groups"):
+        SparseFederatedRegressor(0.5, rounds=2, n_clients=7).fit(x, y, groups=names)
+
+
+def test_there_are_never_more_clients_than_rows():
+    x, y = load_diabetes(return_X_y=True)
+    assert SparseFederatedRegressor(rounds=1, n_clients=50).fit(x[:6], y[:6]).history_[0]["clients"] == [0, 1, 2, 3, 4, 5]
+
+
+def test_groups_travel_through_pipelines_and_searches():
+    x, y = load_breast_cancer(return_X_y=True)
+    groups = np.arange(len(y)) % 6
+    with sklearn.config_context(enable_metadata_routing=True):
+        model = SparseFederatedClassifier(rounds=2, random_state=0).set_fit_request(groups=True)
+        search = GridSearchCV(
+            make_pipeline(MinMaxScaler(), model), {"sparsefederatedclassifier__density": [0.05, 0.3]}, cv=GroupKFold(3), refit=True
+        ).fit(x, y, groups=groups)
+        assert search.best_estimator_[-1].history_[0]["clients"] == [0, 1, 2, 3, 4, 5]
+    assert search.best_score_ > 0.8
+
+
+def test_pipelines_searches_and_selectors_work_without_routing():
+    x, y = wine()
+    scores = cross_val_score(make_pipeline(MinMaxScaler(), SparseFederatedClassifier(0.3, rounds=5, random_state=0)), x, y, cv=3)
+    assert scores.mean() > 0.85
+    search = GridSearchCV(SparseFederatedClassifier(rounds=2, random_state=0), {"method": ["sieve", "fed-avg"]}, cv=2).fit(x, y)
+    assert search.best_params_["method"] in ("sieve", "fed-avg")
+    chosen = SelectFromModel(SparseFederatedClassifier(0.05, rounds=3, random_state=0), threshold=1e-12).fit(x, y)
+    assert 1 <= chosen.transform(x).shape[1] <= 2 or chosen.transform(x).shape[1] == int(chosen.estimator_.get_support().sum())
+
+
+def test_a_method_may_bring_its_own_options():
+    x, y = load_diabetes(return_X_y=True)
+    model = SparseFederatedRegressor(0.5, method=Sieve(server_rate=1.0, bits=32), rounds=3, random_state=0)
+    assert nonzero(clone(model).fit(x, y)) == 5
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"density": 0}, "density is the fraction"),
+        ({"density": "half"}, "density is the fraction"),
+        ({"participation": 1.5}, "participation is the fraction"),
+        ({"rounds": 0}, "rounds must be"),
+        ({"n_clients": 2.5}, "n_clients must be"),
+        ({"method": "flop"}, "unknown method 'flop'"),
+        ({"method": 3}, "unknown method 3"),
+        ({"partition": "random"}, "unknown partition 'random'"),
+        ({"partition": "label"}, "needs one class a row"),
+    ],
+)
+def test_wrong_parameters_are_refused_with_their_names(wrong, said):
+    x, y = load_diabetes(return_X_y=True)
+    with pytest.raises(ValueError, match=said):
+        SparseFederatedRegressor(**{"rounds": 1, **wrong}).fit(x, y)
+
+
+def test_weights_of_rows_are_refused_with_the_reason():
+    x, y = load_diabetes(return_X_y=True)
+    with pytest.raises(TypeError, match="fit takes no sample_weight"):
+        SparseFederatedRegressor().fit(x, y, sample_weight=np.ones(len(y)))
+    with pytest.raises(NotFittedError):
+        SparseFederatedRegressor().get_support()
+
+
+def test_verbose_speaks_and_is_silent_by_default(capsys):
+    x, y = load_diabetes(return_X_y=True)
+    SparseFederatedRegressor(rounds=2).fit(x, y)
+    assert capsys.readouterr().err == ""
+    SparseFederatedRegressor(rounds=2, verbose=1).fit(x, y)
+    assert "round 2 of 2" in capsys.readouterr().err

@@ -1,0 +1,200 @@
+"""The PyTorch face: modules in, plain modules with exact zeros out."""
+
+import subprocess
+import sys
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import fedsieve
+from fedsieve.algorithms.sieve import Sieve
+from fedsieve.algorithms.usual import CAREFUL, FALLING
+
+SHORT = Sieve(**{**CAREFUL, "steps": 10})
+
+
+def rows(clients=3, count=40, seed=0):
+    """Two classes told apart by the first two of six features."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(clients, count, 6)).astype(np.float32)
+    return [(torch.from_numpy(part), torch.from_numpy((part[:, 0] + part[:, 1] > 0).astype(np.int64))) for part in x]
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def nonzero(module):
+    return sum(int((part != 0).sum()) for part in module.parameters())
+
+
+def accuracy(module, clients):
+    return float(np.mean([(module(x).argmax(1) == y).float().mean() for x, y in clients]))
+
+
+def test_the_module_handed_back_is_plain_exact_and_better():
+    clients, before = rows(), network()
+    kept = deepcopy(before.state_dict())
+    model, run = fedsieve.fit(before, functional.cross_entropy, clients, density=0.3, method=SHORT, rounds=10)
+    assert type(model) is nn.Sequential and model is not before
+    assert nonzero(model) == run.nonzero == int(0.3 * 74)
+    assert all(torch.equal(kept[name], value) for name, value in before.state_dict().items())
+    assert accuracy(model, clients) > 0.85 > accuracy(before, clients)
+    assert run.rounds == len(run.history) == 10 and run.bytes_up == sum(row["bytes_up"] for row in run.history) > 0
+    assert run.history[-1]["loss"] < run.history[0]["loss"]
+
+
+def test_it_loads_where_this_package_cannot_be_imported(tmp_path):
+    clients = rows()
+    model, _ = fedsieve.fit(network(), nn.CrossEntropyLoss(), clients, density=0.3, method=SHORT, rounds=2)
+    torch.save(model, tmp_path / "whole.pt")
+    torch.save(model.state_dict(), tmp_path / "state.pt")
+    torch.save((clients[0][0], model(clients[0][0])), tmp_path / "answers.pt")
+    code = f"""
+import sys
+sys.modules["fedsieve"] = None
+import torch
+from torch import nn
+x, said = torch.load(r"{tmp_path / "answers.pt"}")
+whole = torch.load(r"{tmp_path / "whole.pt"}", weights_only=False)
+again = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+again.load_state_dict(torch.load(r"{tmp_path / "state.pt"}"))
+assert torch.equal(whole(x), said) and torch.equal(again(x), said)
+assert not [name for name in sys.modules if name.startswith("fedsieve.")]
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_pairs_datasets_and_loaders_of_the_same_rows_are_the_same_clients():
+    clients = rows()
+    forms = [
+        clients,
+        [(x.numpy(), y.numpy()) for x, y in clients],
+        [TensorDataset(x, y) for x, y in clients],
+        [DataLoader(TensorDataset(x, y), batch_size=7) for x, y in clients],
+    ]
+    models = [fedsieve.fit(network(), functional.cross_entropy, form, density=0.3, method=SHORT, rounds=1)[0] for form in forms]
+    for model in models[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), model.parameters(), strict=True))
+
+
+def test_a_callback_sees_every_round_and_can_stop():
+    seen = []
+
+    def stop_after_three(fit):
+        seen.append((fit.rounds, nonzero(fit.module), fit.bytes_up))
+        return fit.rounds == 3
+
+    model, run = fedsieve.fit(network(), functional.cross_entropy, rows(), density=0.3, method=SHORT, rounds=20, callback=stop_after_three)
+    assert [number for number, _, _ in seen] == [1, 2, 3] and run.rounds == 3
+    assert {count for _, count, _ in seen} == {22} and seen[-1][2] == run.bytes_up and nonzero(model) == 22
+    with pytest.raises(TypeError, match="return True to stop"):
+        fedsieve.fit(network(), functional.cross_entropy, rows(), density=0.3, method=SHORT, rounds=2, callback=lambda fit: 0.7)
+
+
+def test_pretrained_weights_are_where_it_begins():
+    clients, module = rows(), network()
+    optimizer = torch.optim.Adam(module.parameters(), 0.05)
+    for _ in range(60):
+        optimizer.zero_grad()
+        sum(functional.cross_entropy(module(x), y) for x, y in clients).backward()
+        optimizer.step()
+    short = {"density": 0.6, "method": SHORT, "rounds": 2}
+    model, run = fedsieve.fit(module, functional.cross_entropy, clients, **short)
+    _, fresh = fedsieve.fit(network(), functional.cross_entropy, clients, **short)
+    assert run.history[0]["loss"] < fresh.history[0]["loss"]
+    assert accuracy(model, clients) > 0.9
+
+
+def test_frozen_parameters_are_neither_trained_nor_sent_nor_counted():
+    module = network()
+    module[0].requires_grad_(False)
+    model, run = fedsieve.fit(module, functional.cross_entropy, rows(), density=0.5, method=SHORT, rounds=2)
+    assert torch.equal(model[0].weight, module[0].weight) and run.nonzero == 9 == nonzero(model[2])
+    assert not model[0].weight.requires_grad
+
+
+def test_free_parameters_are_kept_and_not_counted():
+    model, run = fedsieve.fit(network(), functional.cross_entropy, rows(), density=0.25, method=SHORT, rounds=2, free="*.bias")
+    assert run.nonzero == 16 and run.density == 0.25
+    assert bool((model[0].bias != 0).all() and (model[2].bias != 0).all())
+
+
+def test_whole_neurons_are_kept_or_dropped():
+    plain = Sieve(**{**CAREFUL, **{name: getattr(Sieve, name) for name in FALLING}, "steps": 5})
+    model, _ = fedsieve.fit(network(), functional.cross_entropy, rows(), density=0.5, method=plain, rounds=2, group="neuron")
+    counts = (model[0].weight != 0).sum(1)
+    assert set(counts.tolist()) <= {0, 6}
+
+
+def test_tied_weights_stay_tied():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one = nn.Linear(6, 6)
+            self.two = nn.Linear(6, 6)
+            self.two.weight = self.one.weight
+
+        def forward(self, x):
+            return self.two(torch.tanh(self.one(x)))
+
+    torch.manual_seed(0)
+    model, run = fedsieve.fit(Tied(), functional.cross_entropy, rows(), density=0.5, method=SHORT, rounds=2)
+    assert model.one.weight is model.two.weight and run.nonzero == 24
+
+
+def test_a_seed_repeats_bit_for_bit_with_dropout_and_convolutions():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Dropout(0.2), nn.Flatten(), nn.Linear(48, 2))
+    clients = [(torch.randn(12, 1, 6, 6), torch.arange(12) % 2) for _ in range(2)]
+    pair = [fedsieve.fit(module, functional.cross_entropy, clients, density=0.2, method=SHORT, rounds=2, seed=5)[0] for _ in "ab"]
+    assert all(torch.equal(a, b) for a, b in zip(pair[0].parameters(), pair[1].parameters(), strict=True))
+
+
+def test_regression_in_double_precision_with_a_method_by_name():
+    rng = np.random.default_rng(0)
+    clients = [(x, x[:, :1] * 2) for x in rng.normal(size=(3, 50, 4))]
+    model, run = fedsieve.fit(nn.Linear(4, 1).double(), functional.mse_loss, clients, density=0.25, method="fed-avg", rounds=5, free="bias")
+    assert model.weight.dtype == torch.float64 and run.nonzero == 1
+    assert model.weight[0, 0].item() == pytest.approx(2, abs=0.3)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"clients": []}, "clients is empty"),
+        ({"clients": rows()[0][0]}, "got one Tensor"),
+        ({"clients": [1, 2]}, "client 0 must be a pair"),
+        ({"clients": [(torch.zeros(3, 6), torch.zeros(2))]}, "3 rows x but 2 targets"),
+        ({"clients": [(torch.zeros(3, 6), torch.zeros(3).long()), (torch.zeros(3, 5), torch.zeros(3).long())]}, "alike at all clients"),
+        ({"clients": [(torch.zeros(3, 5), torch.zeros(3).long())]}, "cannot take these rows"),
+        ({"clients": [(torch.zeros(0, 6), torch.zeros(0).long())]}, "no client holds a row"),
+        ({"loss": nn.CrossEntropyLoss(reduction="none")}, "one number"),
+        ({"density": 0}, "density must be above 0"),
+        ({"density": 0.001}, "keeps none"),
+        ({"method": "flop"}, "unknown method 'flop'"),
+        ({"module": nn.Linear}, "must be a torch.nn.Module"),
+        ({"free": "*.bais"}, "fits no parameter; there are 0.weight"),
+        ({"rounds": 0}, "rounds must be at least 1"),
+        ({"participation": 0}, "participation is the fraction"),
+        ({"group": "layer"}, "unknown group 'layer'"),
+        ({"module": nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))}, "running statistics"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_first_round(wrong, said):
+    settings = {"module": network(), "loss": functional.cross_entropy, "clients": rows(), "density": 0.3, "rounds": 1, **wrong}
+    with pytest.raises(ValueError, match=said):
+        fedsieve.fit(settings.pop("module"), settings.pop("loss"), settings.pop("clients"), **settings)
+
+
+def test_a_client_without_rows_takes_no_part():
+    clients = [*rows(2), (torch.zeros(0, 6), torch.zeros(0).long())]
+    _, run = fedsieve.fit(network(), functional.cross_entropy, clients, density=0.3, method=SHORT, rounds=1)
+    assert run.history[0]["clients"] == [0, 1]
