@@ -106,3 +106,10 @@ def test_help_answers_without_torch(words):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+def test_help_imports_no_numpy():
+    """It would take a quarter of the time help takes."""
+    code = "import sys; from fedsieve.cli import main; main(['--help']); sys.exit(('numpy' in sys.modules) * 9)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

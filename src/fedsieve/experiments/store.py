@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from fedsieve.durable import replace
+
+if TYPE_CHECKING:  # `--help` reads the store and must not wait for NumPy
+    import numpy as np
 
 try:
     import fcntl
@@ -77,15 +78,19 @@ def writing(folder: Path) -> Iterator[None]:
         raise WriteError(f"cannot write into {folder}: {problem.strerror}; mend that, then {again}") from None
 
 
-def write_trace(folder: Path, **arrays: np.ndarray) -> None:
+def write_trace(folder: Path, **arrays: "np.ndarray") -> None:
     """Supports per round and gate histograms."""
+    import numpy as np
+
     content = BytesIO()
     np.savez_compressed(content, **arrays)
     replace(folder / TRACE, content.getvalue())
 
 
-def padded(supports: Sequence[np.ndarray]) -> np.ndarray:
+def padded(supports: "Sequence[np.ndarray]") -> "np.ndarray":
     """Index sets as one matrix; where groups of unequal size make some smaller, their rows end in -1."""
+    import numpy as np
+
     table = np.full((len(supports), max(map(len, supports))), -1, dtype=np.int32)
     for row, support in zip(table, supports, strict=True):
         row[: len(support)] = support
