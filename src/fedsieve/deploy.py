@@ -3,6 +3,8 @@
 import json as json_text
 import re
 import shutil
+import signal
+import sys
 import tempfile
 import time
 import tomllib
@@ -21,6 +23,7 @@ from fedsieve.show import Counted, amount, number, size
 TEMPLATE = Path(__file__).parent / "template"
 PLACEHOLDER = "APP-NAME"
 COMPLETED = "finished:completed"
+TERMINATED = 143
 LOOK = 0.5
 """Seconds between two looks at what the server wrote."""
 TOLD = ("accuracy", "r2", "micro_f1")
@@ -97,7 +100,8 @@ def run(
         executable(command)
     place = chosen_place(str(app["project"]["name"]), out, resume)
     overrides = {**parsed(run_config), "clients": clients, "run-dir": str(place.resolve())}
-    with tempfile.TemporaryDirectory(prefix="fedsieve-flower-") as home, Federation(Path(home), place / "logs") as federation:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # so that what was started is stopped then, too
+    with tempfile.TemporaryDirectory(prefix="fedsieve-") as home, Federation(Path(home), place / "logs") as federation:
         federation.superlink(("--insecure", *(("--simulation",) if simulation else ())))
         for client in range(0 if simulation else clients):
             federation.node(client, clients)

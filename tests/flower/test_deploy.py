@@ -1,5 +1,6 @@
 """`fedsieve flower` as a user meets it, as far as no process is needed."""
 
+import json
 import re
 import tomllib
 from importlib import import_module
@@ -112,3 +113,30 @@ def load_data(partition_id, num_partitions, batch_size):
 
 
 """
+
+
+@pytest.mark.long
+@pytest.mark.xdist_group("command")
+def test_the_command_runs_an_app_to_its_end_and_leaves_a_run_like_any_other(tmp_path, capfd):
+    assert main(["flower", "new", "app"]) == 0
+    words = ["flower", "run", "app", "--nodes", "3", "--run-config", "rounds=2", "--json", "--out", "run"]
+    assert main(words) == 0
+    result = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert result["rounds"] == 2 and result["nonzero"] == 208 and result["accuracy"] > 0.5 and result["rejected"] == {}
+    assert main(["flower", "run", "app", "--nodes", "3", "--simulation", "--run-config", "rounds=2", "--quiet", "--out", "simulated"]) == 0
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "simulated")]
+    assert models[0] == models[1]
+    assert main(["report", "run"]) == 0
+    assert main(["inspect", "run"]) == 0
+
+
+@pytest.mark.long
+@pytest.mark.xdist_group("command")
+def test_a_run_that_fails_says_why_in_one_line_and_exits_1(tmp_path, capfd):
+    assert main(["flower", "new", "app"]) == 0
+    path = tmp_path / "app" / "app" / "task.py"
+    path.write_text(path.read_text().replace("x, y = generated(seed=1, count=2000)", "raise OSError('no rows here')"))
+    words = ["flower", "run", "app", "--simulation", "--run-config", "start-seconds=60", "--quiet"]
+    assert main(words) == 1
+    error = capfd.readouterr().err
+    assert "0 of 3 clients have a node after 60 s" in error and "no rows here" in error and "--resume" in error

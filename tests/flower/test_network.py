@@ -47,6 +47,7 @@ class Wires(Grid):
         identifiers = []
         for message in messages:
             self.count += 1
+            assert message.metadata.ttl > 0, "Flower refuses a message that has no time"
             message.metadata.__dict__["_message_id"] = str(self.count)
             self.asked.append((message.metadata.dst_node_id, message.metadata.message_type))
             reply = self.nodes[message.metadata.dst_node_id](message)
@@ -215,6 +216,21 @@ def test_the_run_begins_without_a_node_when_there_is_a_quorum():
     plan, over = network({100: node(0), 101: node(1)})
     assert over.gather() == [0, 1, 2]
     assert exchanged(plan, over).rejected == [(2, "no node serves it")]
+
+
+def test_strangers_that_come_when_time_is_up_are_not_asked_any_more(monkeypatch):
+    monkeypatch.setattr(flower, "POLL", 0.6)  # longer than there is time
+    _, over = network({})
+    visitors = iter(range(1000, 2000))
+
+    def one_more():
+        over.grid.nodes[next(visitors)] = failing
+        return list(over.grid.nodes)
+
+    over.grid.get_node_ids = one_more
+    with pytest.raises(QuorumError, match="0 of 3 clients have a node"):
+        over.gather()
+    assert over.grid.asked == [(1000, flower.ANNOUNCE)]
 
 
 def test_a_client_without_rows_is_never_asked():

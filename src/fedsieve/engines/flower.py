@@ -207,7 +207,8 @@ class Directory:
             if enough or asked_again:
                 strangers -= self._refused.keys()
             asked_again |= not enough
-            self._meet(sorted(strangers), left)
+            if left > 0:  # a message lives for some time, or Flower refuses it
+                self._meet(sorted(strangers), left)
             missing = [client for client in clients if self.node_of(client) is None]
             if len(clients) - len(missing) >= needed or time.monotonic() > deadline:
                 return missing
