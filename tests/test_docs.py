@@ -85,3 +85,10 @@ def test_every_command_of_the_first_page_works_and_so_does_the_python_of_the_oth
         assert text in done.stdout
     assert "accuracy 0.9" in done.stderr
     assert (tmp_path / "said.csv").read_text().startswith("prediction,probability\n")
+
+
+def test_every_test_the_reliability_page_names_exists():
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", (ROOT / "docs" / "reliability.md").read_text())
+    assert len(named) > 15
+    for file, function in named:
+        assert f"def {function}(" in (ROOT / "tests" / file).read_text(), function

@@ -45,3 +45,34 @@ def test_only_documented_errors_escape(name):
         target.try_out(data)
 
     thrown()
+
+
+VALUES = [
+    "0",
+    "-1",
+    "3",
+    "10000000000000000000000",
+    "0.5",
+    "nan",
+    "-inf",
+    "1e308",
+    "true",
+    '""',
+    '"x"',
+    '"all"',
+    "[]",
+    "[1]",
+    "{}",
+    "{a = 1}",
+]
+VALUES += ["1979-05-27", "07:32:00", '"\\u0000"', '"[red]"', '"9e99"']
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_any_value_of_any_setting_is_taken_or_refused_in_one_line(data):
+    valid = TARGETS["config"].seeds[0].decode().splitlines()
+    lines = [number for number, line in enumerate(valid) if "=" in line and not line.startswith(("out", "resume"))]
+    for number in data.draw(st.lists(st.sampled_from(lines), min_size=1, max_size=3)):
+        valid[number] = f"{valid[number].split('=')[0]}= {data.draw(st.sampled_from(VALUES))}"
+    TARGETS["config"].try_out("\n".join(valid).encode())
