@@ -15,6 +15,8 @@ MAY_IMPORT = {
     "metrics": {"core"},
     "data": {"core", "data"},
     "train": {"core"},
+    "failures": {"core"},
+    "privacy": {"core"},
     "wire": {"core"},
     "durable": set(),
     "checkpoint": {"core", "durable"},

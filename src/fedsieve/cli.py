@@ -39,7 +39,7 @@ PLAIN = {
 COMPLETION = "Print what makes a shell complete commands and options."
 DATA = "What data there is, how it falls on clients, where to get it."
 FLOWER = "A Flower app of your own, and a federation to run it in."
-SECTIONS = ("data", "federation", "gates", "algorithm", "checkpoint")
+SECTIONS = ("data", "federation", "gates", "failures", "privacy", "algorithm", "checkpoint")
 DONE, FAILED, USAGE, INTERRUPTED, CLOSED = 0, 1, 2, 130, 141
 
 

@@ -21,7 +21,9 @@ from fedsieve.experiments.problem import Problem
 from fedsieve.experiments.run import Counting, Engine, Federation, Gating, Judge, Precision, Run
 from fedsieve.experiments.tasks import TASKS, Task, settings_of
 from fedsieve.experiments.tune import tuned
+from fedsieve.failures import Failures
 from fedsieve.options import Flag, Whole, section, typed
+from fedsieve.privacy import Privacy
 from fedsieve.report.page import leave
 from fedsieve.show import amount, number, size
 from fedsieve.tracking import Tracker, require
@@ -29,6 +31,8 @@ from fedsieve.tracking import Tracker, require
 DEFAULT_METHOD = "sieve"
 SAMPLED = {Counting.ENCODED: "", Counting.SAMPLED: " (estimated from one reply an exchange)"}
 FEDERATION = section(Federation, "FederationOptions")
+FAILURES = section(Failures, "FailureOptions")
+PRIVACY = section(Privacy, "PrivacyOptions")
 PACE = section(Pace, "CheckpointOptions")
 TaskName = Literal[tuple(TASKS)]
 MethodName = Literal[tuple(METHODS)]
@@ -66,6 +70,8 @@ def train_command(named_task: str | None, named: str | None, named_model: str | 
         data=Data(),  # noqa: ANN001, B008
         federation=FEDERATION(),  # noqa: ANN001, B008
         gates: Gating = Gating(),  # noqa: B008
+        failures=FAILURES(),  # noqa: ANN001, B008
+        privacy=PRIVACY(),  # noqa: ANN001, B008
         algorithm=options(),  # noqa: ANN001, B008
         checkpoint=PACE(),  # noqa: ANN001, B008
     ) -> int:
@@ -130,6 +136,8 @@ def train_command(named_task: str | None, named: str | None, named_model: str | 
             data=about.options(**typed(data)),
             federation=Federation(**typed(federation)),
             gates=gates,
+            failures=Failures(**typed(failures)),
+            privacy=Privacy(**typed(privacy)),
             model=model,
             start=start,
             algorithm=cls(**typed(algorithm)),
@@ -162,7 +170,14 @@ def train_command(named_task: str | None, named: str | None, named_model: str | 
         show_result(run, result, folder, quiet=quiet, json=json)
         return 0
 
-    train.__annotations__ |= {"algorithm": options, "data": Data, "federation": FEDERATION, "checkpoint": PACE}
+    train.__annotations__ |= {
+        "algorithm": options,
+        "data": Data,
+        "federation": FEDERATION,
+        "failures": FAILURES,
+        "privacy": PRIVACY,
+        "checkpoint": PACE,
+    }
     return train
 
 
@@ -196,6 +211,10 @@ def show_result(run: Run, result: dict[str, Any], folder: Path, *, quiet: bool, 
     table.add_row(f"{run.judge} {result['metric']}", f"{number(result['value'])}{best}")
     if result["expected_density"] is not None:
         table.add_row("expected density", f"{number(result['expected_density'])} before the final cut")
+    if result["replied"] < result["asked"]:
+        table.add_row("replies", replies(result))
+    if result["epsilon"] is not None:
+        table.add_row("privacy", f"epsilon {number(result['epsilon'])} at delta {run.privacy.delta:.1g}, of a client replaced by another")
     if result["features"] is not None:
         named = ", ".join(result["features"][:8]) + (" ..." if len(result["features"]) > 8 else "")
         table.add_row("features used", f"{len(result['features'])}: {named}")
@@ -209,6 +228,12 @@ def show_result(run: Run, result: dict[str, Any], folder: Path, *, quiet: bool, 
     if result["report"]:
         table.add_row("report", result["report"])
     Console(highlight=False).print(table)
+
+
+def replies(result: dict[str, Any]) -> str:
+    """How many came, how many were rejected, and whether some rounds had none."""
+    silent = f"; in {result['silent_rounds']} rounds nobody answered" if result["silent_rounds"] else ""
+    return f"{result['replied']} of {result['asked']} counted, {result['rejected']} rejected{silent}"
 
 
 def usual(task: Task, name: str, model: str | None, shared: dict[str, Any]) -> Method:
@@ -245,6 +270,8 @@ def compare_command(named_task: str | None, named_model: str | None) -> Callable
         data=Data(),  # noqa: ANN001, B008
         federation=FEDERATION(),  # noqa: ANN001, B008
         gates: Gating = Gating(),  # noqa: B008
+        failures=FAILURES(),  # noqa: ANN001, B008
+        privacy=PRIVACY(),  # noqa: ANN001, B008
         algorithm=options(),  # noqa: ANN001, B008
     ) -> int:
         """Train several methods on the same data and seeds: mean +- sd, paired differences, at equal rounds and at equal bytes.
@@ -296,6 +323,8 @@ def compare_command(named_task: str | None, named_model: str | None) -> Callable
             "data": about.options(**typed(data)),
             "federation": Federation(**typed(federation)),
             "gates": gates,
+            "failures": Failures(**typed(failures)),
+            "privacy": Privacy(**typed(privacy)),
             "model": model,
             "start": start,
         }
@@ -324,5 +353,5 @@ def compare_command(named_task: str | None, named_model: str | None) -> Callable
             comparison.show(result)
         return 0
 
-    compare.__annotations__ |= {"algorithm": options, "data": Data, "federation": FEDERATION}
+    compare.__annotations__ |= {"algorithm": options, "data": Data, "federation": FEDERATION, "failures": FAILURES, "privacy": PRIVACY}
     return compare

@@ -25,6 +25,7 @@ OPTIONAL = {
     "tensorboard": ("track", "--track tensorboard"),
     "trackio": ("track", "--track trackio"),
     "flwr": ("flower", "deployment"),
+    "dp-accounting": ("privacy", "--privacy.noise"),
 }
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "firefox", "xdg-open", "open")
 GOOD, MISSING, WRONG = "ok", "-", "WRONG"

@@ -14,7 +14,7 @@ from fedsieve import wire
 from fedsieve.algorithms import METHODS, algorithm_class
 from fedsieve.algorithms.method import Method
 from fedsieve.algorithms.usual import CAREFUL, fitting
-from fedsieve.core.aggregation import Weighting
+from fedsieve.core.aggregation import Mean, Weighting
 from fedsieve.core.screening import Screen
 from fedsieve.core.types import Objective
 from fedsieve.engines.plan import Plan
@@ -33,7 +33,7 @@ OF_THE_PLAN = {
     "threads": int,
 }
 OF_THE_SCREEN = {"norm-limit": float, "most-examples": int}
-OTHERS = {"method": str, "density": float, "weights": str, "precision": str, "run-dir": str}
+OTHERS = {"method": str, "density": float, "weights": str, "mean": str, "tolerate": float, "precision": str, "run-dir": str}
 ALGORITHM = "algorithm."
 Settings = Mapping[str, str | int | float | bool]
 
@@ -63,7 +63,7 @@ def plan_from(config: Settings, objective: Objective, measure: Callable[[Tensor]
         dtype=DTYPES[precision],
         run_dir=Path(values["run-dir"]) if values.get("run-dir") else None,
         known_start=not isinstance(objective, Module) or objective.build is not None,
-        screen=Screen(**limits),
+        screen=Screen(**{"norm_limit": algorithm.usual_norm_limit} | limits),
         measure=measure,
         settings=dict(config),
     )
@@ -85,8 +85,11 @@ def algorithm_from(config: Settings, values: Mapping[str, Any], objective: Objec
                 raise ValueError(f"run config {name} is no setting of {method}; there are {', '.join(own)}")
             settings[own[short]] = valued(name, value, hints[own[short]])
     algorithm = cls(**settings)
-    weights = valued("weights", values["weights"], Weighting) if "weights" in values else algorithm.weights
-    return replace(algorithm, density=values.get("density", algorithm.density), weights=weights), method
+    mean = valued("mean", values.get("mean", "weighted"), Mean)
+    usual = algorithm.weights if mean is Mean.WEIGHTED else Weighting.UNIFORM
+    weights = valued("weights", values["weights"], Weighting) if "weights" in values else usual
+    shared = {name: values[name] for name in ("density", "tolerate") if name in values}
+    return replace(algorithm, weights=weights, mean=mean, **shared), method
 
 
 def valued(name: str, value: Any, kind: Any) -> Any:

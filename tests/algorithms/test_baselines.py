@@ -4,6 +4,7 @@ import torch
 
 from fedsieve.algorithms import algorithm_class
 from fedsieve.core.optimizers import StepRule
+from fedsieve.core.packets import sparse_packet
 from fedsieve.core.streams import drawer, server_drawer
 from fedsieve.core.types import Batch, Clock, Layout, Reply
 from fedsieve.objectives.linear import Linear, Loss
@@ -121,3 +122,11 @@ def test_memory_feeds_back_what_rounding_and_selection_dropped():
     assert not torch.equal(packet.dense("theta", torch.float64), hard(server.theta))
     after = method.aggregate(server, packet, [Reply(0, packet, 1)], Clock(0, 3), noise)
     torch.testing.assert_close(after.theta, server.theta)
+
+
+def test_what_a_client_of_fed_iter_ht_dropped_is_a_zero_and_elsewhere_silence_is_no_change():
+    noise = server_drawer(0, 0, 0, torch.float32)
+    packet = sparse_packet(torch.tensor([0, 2]), {"theta": torch.tensor([5.0, 0, 3.0, 0])}, 32, noise)
+    reply = Reply(0, sparse_packet(torch.tensor([1, 2]), {"theta": torch.tensor([0, 1.0, 3.0, 0])}, 32, noise), 1)
+    assert algorithm_class("fed-iter-ht")().moved(packet, [reply], torch.float32)["theta"].tolist() == [[-5.0, 1.0, 0.0, 0.0]]
+    assert algorithm_class("fed-round-ht")().moved(packet, [reply], torch.float32)["theta"].tolist() == [[0.0, 1.0, 0.0, 0.0]]

@@ -1,7 +1,22 @@
+from itertools import combinations
+
+import numpy as np
 import pytest
 import torch
+from scipy import optimize, stats
 
-from fedsieve.core.aggregation import Weighting, cohort_weights, combine, mean, riemannian_mean
+from fedsieve.core.aggregation import (
+    Mean,
+    Weighting,
+    cohort_weights,
+    geometric_median,
+    mean,
+    median,
+    nearest,
+    riemannian_mean,
+    robust,
+    trimmed_mean,
+)
 
 EXAMPLES = torch.tensor([1.0, 4.0, 15.0], dtype=torch.float64)
 
@@ -29,7 +44,7 @@ def test_the_mean_is_the_weighted_sum():
 
 def test_the_riemannian_mean_of_equal_vectors_is_that_vector():
     v = vectors(1)[0]
-    torch.testing.assert_close(combine(v.expand(3, -1), EXAMPLES, Weighting.RIEMANNIAN), v)
+    torch.testing.assert_close(riemannian_mean(v.expand(3, -1), cohort_weights(EXAMPLES, Weighting.RIEMANNIAN)), v)
 
 
 def test_the_riemannian_mean_of_two_vectors_lies_on_their_great_circle_at_the_weighted_angle():
@@ -54,3 +69,109 @@ def test_a_client_that_sends_zeros_has_no_direction_and_no_say_in_it():
     v = vectors(1)[0]
     found = riemannian_mean(torch.stack([v, torch.zeros_like(v)]), torch.tensor([0.5, 0.5], dtype=torch.float64))
     torch.testing.assert_close(found, v / 2)
+
+
+# Robust means
+
+ROBUST = [kind for kind in Mean if kind is not Mean.WEIGHTED]
+
+
+def uniform(k):
+    return torch.full((k,), 1 / k, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 6, 7])
+def test_the_median_of_equal_weights_is_numpys(k):
+    np.testing.assert_allclose(median(vectors(k), uniform(k)), np.median(vectors(k).numpy(), axis=0))
+
+
+@pytest.mark.parametrize(("k", "trim"), [(10, 0.1), (10, 0.3), (5, 0.2), (7, 0.0), (20, 0.45)])
+def test_the_trimmed_mean_of_equal_weights_is_scipys(k, trim):
+    np.testing.assert_allclose(trimmed_mean(vectors(k), uniform(k), trim), stats.trim_mean(vectors(k).numpy(), trim, axis=0))
+
+
+@pytest.mark.parametrize("counts", [[1, 2, 3, 4], [5, 1, 1, 1], [2, 2, 3, 3]])
+def test_a_weight_counts_like_so_many_clients(counts):
+    """Weighted by n_k, or each client n_k times: the same."""
+    each = vectors(4)
+    many = each.repeat_interleave(torch.tensor(counts), dim=0)
+    weights = torch.tensor(counts, dtype=torch.float64) / sum(counts)
+    torch.testing.assert_close(median(each, weights), median(many, uniform(sum(counts))))
+    torch.testing.assert_close(trimmed_mean(each, weights, 0.2), trimmed_mean(many, uniform(sum(counts)), 0.2))
+    torch.testing.assert_close(geometric_median(each, weights), geometric_median(many, uniform(sum(counts))), rtol=1e-4, atol=1e-4)
+
+
+def test_the_geometric_median_has_the_least_sum_of_distances():
+    each, weights = vectors(6, 4), torch.tensor([1, 2, 3, 1, 1, 2.0], dtype=torch.float64) / 10
+
+    def cost(x):
+        return float(weights.numpy() @ np.linalg.norm(each.numpy() - x, axis=1))
+
+    found = geometric_median(each, weights).numpy()
+    assert cost(found) <= optimize.minimize(cost, each.mean(0).numpy(), method="Nelder-Mead", options={"xatol": 1e-9}).fun + 1e-6
+
+
+def test_the_geometric_median_of_collinear_points_is_their_median():
+    line = torch.tensor([[0.0, 0.0], [1.0, 2.0], [5.0, 10.0]], dtype=torch.float64)
+    torch.testing.assert_close(geometric_median(line, uniform(3)), line[1], rtol=1e-4, atol=1e-4)
+
+
+def test_krum_keeps_those_with_the_nearest_neighbours():
+    """Brute force over all choices of neighbours."""
+    each, hostile = vectors(8, 5), 2
+    distance = torch.cdist(each, each).square()
+    score = [
+        min(sum(float(distance[i, j]) for j in chosen) for chosen in combinations([j for j in range(8) if j != i], 8 - hostile - 2))
+        for i in range(8)
+    ]
+    assert nearest(each, hostile).nonzero()[:, 0].tolist() == sorted(np.argsort(score)[: 8 - hostile].tolist())
+
+
+@pytest.mark.parametrize("kind", ROBUST)
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_clients_that_agree_are_believed_however_few(kind, k):
+    v = vectors(1)
+    found = robust({"theta": v.expand(k, -1)}, uniform(k), kind, 0.3)
+    torch.testing.assert_close(found["theta"], v[0])
+
+
+@pytest.mark.parametrize("kind", ROBUST)
+@pytest.mark.parametrize("size", [10.0, 1e3, 1e30])
+def test_three_hostile_clients_of_ten_cannot_move_a_robust_mean_far(kind, size):
+    """Breakdown: however far they go, the mean stays among the honest replies; the weighted mean goes with them."""
+    honest = 1 + 0.1 * vectors(7)
+    hostile = torch.full((3, 20), -size, dtype=torch.float64)
+    found = robust({"theta": torch.cat((honest, hostile))}, uniform(10), kind, 0.3)["theta"]
+    assert ((found > honest.amin(0) - 0.15) & (found < honest.amax(0) + 0.15)).all()
+    assert mean(torch.cat((honest, hostile)), uniform(10)).max() < -1
+
+
+@pytest.mark.parametrize("kind", [Mean.MEDIAN, Mean.GEOMETRIC])
+def test_beyond_half_of_the_weight_no_mean_can_hold(kind):
+    each = torch.cat((vectors(4), torch.full((5, 20), 1e6, dtype=torch.float64)))
+    assert robust({"theta": each}, uniform(9), kind, 0.3)["theta"].min() > 1e5
+
+
+def test_beyond_what_it_tolerates_the_trimmed_mean_does_not_hold():
+    each = torch.cat((vectors(8), torch.full((2, 20), 1e6, dtype=torch.float64)))
+    assert robust({"theta": each}, uniform(10), Mean.TRIMMED, 0.2)["theta"].max() < 10
+    assert robust({"theta": each}, uniform(10), Mean.TRIMMED, 0.1)["theta"].min() > 1e4
+
+
+@pytest.mark.parametrize("kind", ROBUST)
+def test_coordinates_nobody_speaks_of_do_not_move_and_do_not_matter(kind):
+    narrow = vectors(5, 6)
+    wide = torch.zeros(5, 20, dtype=torch.float64)
+    wide[:, 3:9] = narrow
+    found = robust({"theta": wide}, uniform(5), kind, 0.2)["theta"]
+    assert not found[:3].any() and not found[9:].any()
+    torch.testing.assert_close(found[3:9], robust({"theta": narrow}, uniform(5), kind, 0.2)["theta"])
+
+
+@pytest.mark.parametrize("kind", [Mean.KRUM, Mean.GEOMETRIC])
+def test_a_client_is_judged_by_all_it_sent_and_no_part_drowns_the_other(kind):
+    """Gates a thousand times as large as weights do not hide a client that lies in its weights."""
+    gates, weights = 1e3 * vectors(7), torch.ones(7, 20, dtype=torch.float64) + 0.1 * vectors(7)
+    weights[6] = -50.0
+    found = robust({"theta": weights, "gate": gates}, uniform(7), kind, 0.2)
+    assert ((found["theta"] > 0.5) & (found["theta"] < 1.5)).all()

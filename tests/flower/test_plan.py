@@ -77,3 +77,14 @@ def test_what_cannot_be_is_refused_with_rule_and_value(config, message):
 def test_rows_that_cannot_be_used_are_refused_at_the_node(client, x, y, message):
     with pytest.raises(ValueError, match=message):
         plan_from({"clients": 3}, OBJECTIVE).site(client, x, y)
+
+
+def test_a_robust_mean_is_a_setting_and_gives_each_client_one_say():
+    from fedsieve.core.aggregation import Mean, Weighting
+
+    algorithm = plan_from({"clients": 5, "mean": "trimmed", "tolerate": 0.2}, OBJECTIVE).algorithm
+    assert (algorithm.mean, algorithm.tolerate, algorithm.weights) == (Mean.TRIMMED, 0.2, Weighting.UNIFORM)
+    with pytest.raises(ValueError, match="run config mean takes weighted, median"):
+        plan_from({"clients": 5, "mean": "middle"}, OBJECTIVE)
+    with pytest.raises(ValueError, match="hostile majority"):
+        plan_from({"clients": 5, "mean": "trimmed", "tolerate": 0.5}, OBJECTIVE)

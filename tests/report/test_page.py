@@ -295,3 +295,15 @@ def test_a_study_has_a_page_with_its_table_its_figures_and_its_claims(tmp_path):
     assert "gates, scale smoke" in text and text.count("data:image/png;base64,") >= 1
     assert "<table" in text and "no number means anything" in text
     assert "http://" not in text.replace("http://www.w3.org", "") and "https://" not in text
+
+
+def test_the_page_shows_who_was_away_what_was_rejected_and_what_privacy_was_spent(tmp_path, monkeypatch):
+    from fedsieve.cli import main
+
+    monkeypatch.setattr("fedsieve.data.synthetic.TEST_ROWS", 200)
+    words = ["train", "--method", "fed-avg", "--rounds", "3", "--data.rows", "200", "--data.features", "20", "--federation.clients", "10"]
+    words += ["--federation.participation", "0.5", "--density", "0.1", "--quiet", "--out", str(tmp_path / "run")]
+    assert main([*words, "--failures.drop", "0.3", "--failures.late", "0.3", "--failures.hostile", "0.2", "--privacy.noise", "1"]) == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "replies counted" in page and "it came after its round was closed" in page
+    assert "Epsilon per round" in page and "privacy of one client" in page

@@ -66,8 +66,7 @@ class Averaging(Method, ABC):
     def aggregate(self, server: Server, packet: Packet, replies: list[Reply], clock: Clock, draw: Draw) -> Server:
         """sent + server step towards the mean + memory * (what the broadcast left out)."""
         sent = packet.dense("theta", server.theta.dtype)
-        mean = self.mean_of(replies, "theta", server.theta)
-        theta, moments = server_step(self, server.moments, sent, mean)
+        theta, moments = server_step(self, server.moments, sent, self.merged(packet, replies, server.theta, clock, draw)["theta"])
         return server._replace(theta=theta + self.memory * (server.theta - sent), moments=moments)
 
     def close(self, server: Server, clock: Clock) -> Server:

@@ -1,5 +1,6 @@
 """FedIter-HT (Tong et al. 2022): hard thresholding after every local step and after averaging."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,6 +35,10 @@ class FedIterHT(Thresholding):
             parts = selection.narrowed(parts, layout.gated, layout.free)
         kept = selection.top(theta.abs(), parts, layout.groups)
         return torch.where(kept, theta, torch.zeros_like(theta))
+
+    def read(self, packet: Packet, dtype: torch.dtype, rest: Mapping[str, Tensor] | None = None) -> dict[str, Float[Tensor, " _n"]]:
+        """A reply is all that a client holds: what it dropped is zero, not unchanged, also in a difference."""
+        return super().read(packet, dtype)
 
     def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
         """The m weights that are left."""

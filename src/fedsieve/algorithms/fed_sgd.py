@@ -70,7 +70,7 @@ class FedSGD(GradientExchange, Averaging):
 
     def aggregate(self, server: Server, packet: Packet, replies: list[Reply], clock: Clock, draw: Draw) -> Server:
         """One optimizer step on the mean gradient."""
-        gradient = self.mean_of(replies, "gradient", server.theta)
+        gradient = self.merged(packet, replies, server.theta, clock, draw)["gradient"]
         move, moments = optimizers.step(
             self.server, server.moments, gradient, self.server_rate * self.decay(clock), momentum=self.server_momentum
         )

@@ -58,8 +58,9 @@ class Flops(GradientExchange, Gated):
 
     def aggregate(self, server: Server, packet: Packet, replies: list[Reply], clock: Clock, draw: Draw) -> Server:
         """Mean gradients, the constraint's closed form, one step of theta~, phi and lambda together (L152-154)."""
-        gradient = self.mean_of(replies, "gradient", server.weights)
-        gate_gradient = self.mean_of(replies, "gate_gradient", server.weights) + self.regularize(
+        merged = self.merged(packet, replies, server.weights, clock, draw)
+        gradient = merged["gradient"]
+        gate_gradient = merged["gate_gradient"] + self.regularize(
             server.log_alpha, server.multiplier, server.layout.gated, server.layout.groups
         )
         decay = self.decay(clock)

@@ -10,9 +10,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from fedsieve.algorithms.gated import Gated, silenced
-from fedsieve.algorithms.method import examples, fraction, server_step
+from fedsieve.algorithms.method import fraction, server_step
 from fedsieve.core import gates, selection
-from fedsieve.core.aggregation import cohort_weights, combine, mean
 from fedsieve.core.constraint import Dual
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT
 from fedsieve.core.optimizers import Moments
@@ -132,6 +131,7 @@ class FlopsPA(Gated):
             packet.scalars["rest_gate"] = mean_outside(log_alpha, support).to(torch.float32)
         else:
             gate = self.gates(log_alpha, layout, draw, "message gates", self.message_gates).value
+            gate = torch.cat((gate[..., : layout.gated], torch.ones_like(gate[..., layout.gated :])), dim=-1)
             packet.fields["gates"] = round_gates(gate.gather(-1, support), self.bits, draw, "gates")
             packet.scalars["rest_gate"] = mean_outside(gate, support).clamp_min(self.rest_floor).to(torch.float32)
         return packet
@@ -150,6 +150,11 @@ class FlopsPA(Gated):
         weights, gate = self.receive(packet, dtype)
         theta = weights * gate.clamp_min(GATE_MARGIN) if self.message is Message.GATES else weights
         return {"theta": theta if rest is None else torch.where(packet.mask(dtype) > 0, theta, rest["theta"]), "gate": gate}
+
+    def said(self, packets: list[Packet], dtype: torch.dtype) -> dict[str, Float[Tensor, "k _n"]]:
+        """theta and its gates."""
+        weights, gate = dense_all(packets, "weights", dtype), dense_all(packets, self.gate_field, dtype, "rest_gate")
+        return {"theta": weights * gate.clamp_min(GATE_MARGIN) if self.message is Message.GATES else weights, "gate": gate}
 
     def log_alpha_of(self, gate: Float[Tensor, "*k p"]) -> Float[Tensor, "*k p"]:
         """phi from what was received: z inverted, noise ignored (L171), or log_alpha itself."""
@@ -216,13 +221,9 @@ class FlopsPA(Gated):
         dtype = server.theta.dtype
         sent = server.theta * (packet.dense("weights", dtype) != 0)
         by_gate = self.message is Message.GATES
-        packets, counts = [reply.packet for reply in replies], examples(replies, server.theta)
-        received = dense_all(packets, self.gate_field, dtype, "rest_gate")
-        gate = mean(received, cohort_weights(counts, self.weights))
-        gate = self.opening(gate, server.layout) if by_gate else gate
-        weights = dense_all(packets, "weights", dtype)
-        target = combine(weights * self.opening(received, server.layout) if by_gate else weights, counts, self.weights)
-        theta, moments = server_step(self, server.moments, sent, target)
+        merged = self.merged(packet, replies, server.theta, clock, draw)
+        gate = self.opening(merged["gate"], server.layout) if by_gate else merged["gate"]
+        theta, moments = server_step(self, server.moments, sent, merged["theta"])
         theta = theta + self.memory * (server.theta - sent)
         log_alpha = self.settled(self.log_alpha_of(gate), server.layout)
         log_alpha = self.tighten(log_alpha, server.layout, self.message_density(clock))

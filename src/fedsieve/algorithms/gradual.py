@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from fedsieve.algorithms.averaging import Averaging, Client
@@ -20,6 +20,10 @@ class Masked(Averaging):
     def project(self, theta: Float[Tensor, "k p"], client: Client, layout: Layout, clock: Clock) -> Float[Tensor, "k p"]:
         """Zero outside the broadcast's support."""
         return theta * client.mask
+
+    def shared_support(self, packet: Packet, clock: Clock) -> Int64[Tensor, " m"] | None:
+        """The broadcast's."""
+        return packet.support
 
     def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
         """The weights under the mask."""

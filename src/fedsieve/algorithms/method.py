@@ -6,13 +6,14 @@ from math import inf
 from typing import Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from fedsieve.core import optimizers, selection
-from fedsieve.core.aggregation import Weighting, combine
+from fedsieve.core.aggregation import Mean, Weighting, cohort_weights, mean, riemannian_mean, robust
+from fedsieve.core.noise import Noise, noisy_mean
 from fedsieve.core.optimizers import Moments, Optimizer, StepRule
-from fedsieve.core.packets import PRECISIONS, Packet, dense_all, dense_packet, sparse_packet
+from fedsieve.core.packets import GATES, PRECISIONS, Packet, dense_all, dense_packet, scalar_all, sparse_packet
 from fedsieve.core.selection import Budget, BudgetRule, Schedule
 from fedsieve.core.streams import Draw
 from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
@@ -38,6 +39,12 @@ class Method:
     """fraction of weights that may be non-zero"""
     weights: Weighting = field(default=Weighting.EXAMPLES, metadata={"section": "federation"})
     """how much each client of a cohort counts"""
+    mean: Mean = field(default=Mean.WEIGHTED, metadata={"section": "federation"})
+    """what stands in the middle of a cohort's replies"""
+    tolerate: float = field(default=0.3, metadata={"section": "federation"})
+    """share of a cohort that may be hostile, for the trimmed mean and krum"""
+    private: Noise | None = field(default=None, metadata={"section": "privacy"})
+    """how far one client's reply may move the mean, and the noise that hides it"""
     batch: int | Literal["all"] = 32
     """rows a client uses per step, or all of them"""
     steps: int = 30
@@ -88,6 +95,10 @@ class Method:
             raise ValueError(
                 f"algorithm.schedule-start {self.schedule_start:g} must be before algorithm.schedule-end {self.schedule_end:g}"
             )
+        if not 0 <= self.tolerate < 0.5:
+            raise ValueError(f"tolerate must be at least 0 and below 0.5: no mean outvotes a hostile majority; got {self.tolerate:g}")
+        if self.mean is not Mean.WEIGHTED and self.weights is Weighting.RIEMANNIAN:
+            raise ValueError(f"weights riemannian is a mean itself and cannot go with mean {self.mean}; use examples, sqrt or uniform")
         if self.bits not in PRECISIONS:
             raise ValueError(f"bits must be one of {', '.join(map(str, PRECISIONS))}, the precisions of a message; got {self.bits}")
 
@@ -208,10 +219,36 @@ class Method:
         stacks = {name: torch.stack([parts[name] for parts in said]) for name in said[0]}
         return {name: stack - sent[name] if name in sent else stack for name, stack in stacks.items()}
 
-    def mean_of(self, replies: list[Reply], field: str, like: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
-        """The cohort's weighted mean of a field, zeros where a packet is silent."""
-        vectors = dense_all([reply.packet for reply in replies], field, like.dtype)
-        return combine(vectors, examples(replies, like), self.weights)
+    def shared_support(self, packet: Packet, clock: Clock) -> Int64[Tensor, " m"] | None:
+        """The coordinates that replies to a packet speak of by rule, whatever the data: its own, or all where clients choose."""
+        return None
+
+    def merged(
+        self, packet: Packet, replies: list[Reply], like: Float[Tensor, " p"], clock: Clock, draw: Draw
+    ) -> dict[str, Float[Tensor, " _n"]]:
+        """What the cohort says, part by part: the weighted mean, with 0 where a packet is silent (L152).
+
+        A robust or private mean is the broadcast and a mean of the differences to it: there an absent entry is no change.
+        """
+        shares = cohort_weights(examples(replies, like), self.weights)
+        if self.private is not None or self.mean is not Mean.WEIGHTED:
+            sent, moved = self.read(packet, like.dtype), self.moved(packet, replies, like.dtype)
+            if self.private is None:
+                step = robust(moved, shares, self.mean, self.tolerate)
+            else:
+                step = noisy_mean(moved, self.private, self.shared_support(packet, clock), draw)
+            return {name: sent[name] + part if name in sent else part for name, part in step.items()}
+        said = self.said([reply.packet for reply in replies], like.dtype)
+        return {name: mean(stack, shares) if name in GATES else self.average(stack, shares) for name, stack in said.items()}
+
+    def said(self, packets: list[Packet], dtype: torch.dtype) -> dict[str, Float[Tensor, "k _n"]]:
+        """What `read` says of each packet, all of them at once."""
+        fields = {name: dense_all(packets, name, dtype) for name in packets[0].fields}
+        return fields | {name: scalar_all(packets, name, dtype)[:, None] for name in packets[0].scalars}
+
+    def average(self, vectors: Float[Tensor, "k n"], shares: Float[Tensor, " k"]) -> Float[Tensor, " n"]:
+        """The mean of vectors: plain, or on the sphere (decision D6)."""
+        return riemannian_mean(vectors, shares) if self.weights is Weighting.RIEMANNIAN else mean(vectors, shares)
 
 
 def examples(replies: list[Reply], like: Tensor) -> Float[Tensor, " k"]:

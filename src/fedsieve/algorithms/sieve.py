@@ -9,16 +9,16 @@ from enum import StrEnum
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from fedsieve.algorithms.gated import facts, opened
-from fedsieve.algorithms.method import Method, above_zero, at_least, exactly, examples, fraction
+from fedsieve.algorithms.method import Method, above_zero, at_least, exactly, fraction
 from fedsieve.core import constraint, gates, optimizers, selection
-from fedsieve.core.aggregation import Weighting, cohort_weights, mean
+from fedsieve.core.aggregation import Weighting
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT, HardConcrete
 from fedsieve.core.optimizers import Moments, no_moments
-from fedsieve.core.packets import Packet, round_signs, scalar_all, sparse_packet
+from fedsieve.core.packets import Packet, round_signs, sparse_packet
 from fedsieve.core.selection import total_kept
 from fedsieve.core.streams import Draw
 from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
@@ -161,6 +161,10 @@ class Sieve(Method):
             log_alpha = client.log_alpha
         return client._replace(weights=client.weights - size * gate * gradient, log_alpha=opened(log_alpha, layout))
 
+    def shared_support(self, packet: Packet, clock: Clock) -> Int64[Tensor, " m"] | None:
+        """All while searching, then the broadcast's."""
+        return None if self.searching(clock) else packet.support
+
     @property
     def reply_fields(self) -> frozenset[str]:
         """Updates or weights, and the two log_alpha."""
@@ -193,13 +197,12 @@ class Sieve(Method):
         """theta <- sent + server step along the mean update + memory * (what the broadcast left out); then the dual, solved."""
         dtype, layout = server.weights.dtype, server.layout
         sent = packet.dense("weights", dtype)
-        update = self.mean_of(replies, self.field, server.weights) - (sent if self.uplink is Uplink.WEIGHTS else 0)
+        merged = self.merged(packet, replies, server.weights, clock, draw)
+        update = merged[self.field] - (sent if self.uplink is Uplink.WEIGHTS else 0)
         rate = self.server_rate if self.searching(clock) else 1.0
         move, moments = optimizers.step(self.server, server.moments, -update, rate, momentum=self.server_momentum)
         theta = sent + move + self.memory * (server.weights - sent)
-        shares = cohort_weights(examples(replies, server.weights), self.weights)
-        packets = [reply.packet for reply in replies]
-        both = mean(torch.stack([scalar_all(packets, name, dtype) for name in GATES], dim=-1), shares)
+        both = torch.cat([merged[name] for name in GATES])
         found = not self.searching(clock._replace(round=clock.round + 1))
         if found and self.ending is Ending.FROZEN:
             both = torch.tensor([LOG_ALPHA_LIMIT, -LOG_ALPHA_LIMIT]).to(both)

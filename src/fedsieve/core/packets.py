@@ -39,6 +39,10 @@ PRECISIONS = (32, 16, 8, 4)
 """Bits a value may have in a message: 32 and 16 are floats, 8 and 4 are levels of one scale per packet."""
 
 
+GATES = frozenset({"gates", "gate", "log_alpha", "kept_gate", "rest_gate"})
+"""Names of what are gates in a message or a part of it: they have limits of their own and are averaged plainly."""
+
+
 class Values(NamedTuple):
     """A field of a packet as the receiver will decode it."""
 

@@ -10,13 +10,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from fedsieve.core.gates import LOG_ALPHA_LIMIT
-from fedsieve.core.packets import SCALED, Coding, Packet, Values
+from fedsieve.core.packets import GATES, SCALED, Coding, Packet, Values
 from fedsieve.core.types import Algorithm, Exchanged, Reply
 
 KINDS = {Coding.FLOAT32: torch.float32, Coding.FLOAT16: torch.float16, Coding.UNIT8: torch.uint8}
 """How codes are held; of all others as int8."""
-GATES = frozenset({"gates", "gate", "log_alpha", "kept_gate", "rest_gate"})
-"""Parts and fields that are gates: they have limits of their own."""
 GATE_LIMIT = 1.01 * LOG_ALPHA_LIMIT
 """A gate lies in [0, 1], a log_alpha within its limit; rounding may add a hair."""
 

@@ -15,6 +15,7 @@ PAPER = {
 }
 OWN = {
     "equal-bytes": "every method, tuned alike on other seeds, at the bytes sieve needs: who leads where, and by how much",
+    "hostile": "accuracy and TDR with 0 to 30 % of the clients lying or broken, under the plain and the robust means",
     "constraint": "density and multiplier per round without log-alpha scaling: does the L0 constraint hold by itself?",
 }
 STUDIES = PAPER | OWN

@@ -18,7 +18,9 @@ from fedsieve.experiments.describe import bytes_dense
 from fedsieve.experiments.models import load_start
 from fedsieve.experiments.problem import Problem
 from fedsieve.experiments.run import Run
+from fedsieve.failures import LATE, Unreliable
 from fedsieve.objectives.linear import Linear
+from fedsieve.privacy import spent
 from fedsieve.train import Round, start, train
 
 COLUMNS = ("r2", "mse", "accuracy", "ce", "bce", "micro_f1", "tdr", "tdr_rows", "recall")
@@ -64,7 +66,11 @@ def execute(run: Run, problem: Problem | None = None, standing: Standing | None 
     tune = problem.exchange(problem.server_rows, key(run.seed, "tune")) if run.federation.server_rows else None
     standing = standing or opening(run)
     exchange = problem.exchange(problem.rows, run.seed)
+    if run.failures.any:
+        present = problem.population.present
+        exchange = Unreliable(exchange=exchange, opened=exchange.opened, failures=run.failures, present=present, seed=run.seed)
     participation = 1.0 if run.federation.central else run.federation.participation
+    epsilons = epsilon_by_round(run, problem, standing.rounds)
     rounds = train(
         algorithm,
         standing.server,
@@ -83,14 +89,24 @@ def execute(run: Run, problem: Problem | None = None, standing: Standing | None 
     began = time.perf_counter() - standing.seconds
     for done in rounds:
         theta, full = algorithm.theta(done.server), algorithm.full_theta(done.server)
-        refuse_divergence(algorithm, done, full)
+        refuse_divergence(algorithm, done, full, hostile=run.failures.hostile > 0)
         row = {"round": done.number + 1, **problem.measure(theta), **problem.recovery(theta)}
         if (full != 0).sum() > (theta != 0).sum():
             row["full"] = problem.measure(full)[run.metric]
         row |= {name: float(value) for name, value in algorithm.info(done.server).items()}
+        row |= {} if epsilons is None else {"epsilon": next(epsilons)}
         row |= traffic(done.up, done.down)
         row |= {"cohort": done.cohort, "replied": done.replied, "rejected": done.rejected, "seconds": time.perf_counter() - began}
         yield Progress(done, theta, row, gate_histogram(algorithm, done.server))
+
+
+def epsilon_by_round(run: Run, problem: Problem, first: int) -> Iterator[float] | None:
+    """What has been spent after each round, where clients are hidden."""
+    if not run.privacy.noise:
+        return None
+    people = len(problem.population.present)
+    cohort = min(run.algorithm.private.cohort, people)
+    return spent(run.privacy.noise, run.privacy.delta, people, cohort, run.algorithm.exchanges, first)
 
 
 def traffic(up: Bytes, down: Bytes) -> dict[str, int]:
@@ -102,10 +118,18 @@ def traffic(up: Bytes, down: Bytes) -> dict[str, int]:
     }
 
 
-def refuse_divergence(algorithm: Method, done: Round, theta: Tensor) -> None:
+def refuse_divergence(algorithm: Method, done: Round, theta: Tensor, *, hostile: bool = False) -> None:
     """Stop once the weights have left the numbers."""
     lost = not bool(torch.isfinite(theta).all()) or float(theta.abs().amax()) > DIVERGED
-    if lost or (not done.replied and done.rejected):
+    broken = [] if done.replied or hostile else [why for _, why in done.rejected if why != LATE]
+    if broken and all("claims" in why for why in broken):
+        raise DivergedError(f"in round {done.number + 1} every reply was rejected: {broken[0]}; raise federation.most-examples")
+    if lost and hostile:
+        raise DivergedError(
+            f"diverged in round {done.number + 1}: hostile clients have carried federation.mean {algorithm.mean} away; "
+            f"use a robust --federation.mean"
+        )
+    if lost or broken:
         gradients = algorithm.exchanges > 1
         rate = f"algorithm.server-rate {algorithm.server_rate:g}" if gradients else f"algorithm.rate {algorithm.rate:g}"
         polyak = algorithm.step_rule is StepRule.POLYAK or gradients
@@ -156,6 +180,12 @@ def summary(run: Run, problem: Problem, rows: list[dict[str, Any]], theta: Tenso
         "expected_density": last.get("expected_density"),
         "test_density": last.get("test_density"),
         **totals,
+        "asked": sum(len(row["cohort"]) for row in rows),
+        "replied": sum(len(row["replied"]) for row in rows),
+        "rejected": sum(len(row["rejected"]) for row in rows),
+        "silent_rounds": sum(not row["replied"] for row in rows),
+        "epsilon": last.get("epsilon"),
+        "delta": run.privacy.delta,
         "bytes_counted": run.bytes.value,
         "seconds": last["seconds"],
         "best_possible": None if problem.truth is None else problem.measure(problem.truth.reshape(-1))[run.metric],

@@ -11,6 +11,8 @@ from fedsieve.algorithms import algorithm_class
 from fedsieve.experiments import store
 from fedsieve.experiments.run import Federation, Gating, Run
 from fedsieve.experiments.tasks import TASKS
+from fedsieve.failures import Failures
+from fedsieve.privacy import Privacy
 
 Settings = TypeVar("Settings")
 
@@ -28,7 +30,7 @@ def restore(folder: Path) -> Run:
 
 def from_config(config: Mapping[str, Any]) -> Run:
     """The inverse of `Run.config`: from_config(run.config).config == run.config."""
-    sections = {"data": TASKS[config["task"]].options, "federation": Federation, "gates": Gating}
+    sections = {"data": TASKS[config["task"]].options, "federation": Federation, "gates": Gating, "failures": Failures, "privacy": Privacy}
     sections["algorithm"] = algorithm_class(config["method"])
     made = {name: _made(cls, config.get(name, {})) for name, cls in sections.items()}
     top = _values(Run, {name: value for name, value in config.items() if name not in sections})

@@ -14,12 +14,19 @@ import torch
 from fedsieve import wire
 from fedsieve.algorithms import METHODS, algorithm_class
 from fedsieve.algorithms.method import Method
-from fedsieve.core.aggregation import Weighting
+from fedsieve.core.aggregation import Mean, Weighting
+from fedsieve.core.selection import exact_floor
 from fedsieve.core.types import Objective
 from fedsieve.data.partition import Partition
 from fedsieve.experiments.tasks import TASKS, Task, settings_of, task_of
+from fedsieve.failures import Failures
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.objectives.module import Group
+from fedsieve.privacy import Privacy
+from fedsieve.train import cohort_size
+
+SECTIONS = ("data", "federation", "gates", "failures", "privacy", "algorithm")
+"""The parts of a run that have options of their own."""
 
 
 class Engine(StrEnum):
@@ -80,6 +87,10 @@ class Federation:
     """clients subtract the mean of their own features, and of their targets in regression"""
     server_rows: int = 0
     """rows the server owns and tunes on after every exchange"""
+    mean: Mean = Mean.WEIGHTED
+    """what stands in the middle of a cohort's replies; all but weighted are robust, and give each client one say unless weights are set"""
+    tolerate: float | None = None
+    """share of a cohort that may be hostile, for the trimmed mean and krum (default: 0.3)"""
     norm_limit: float | None = None
     """a reply is rejected if it moves so many times as far as the cohort's median (default: 100; none for gradient methods)"""
     most_examples: int | None = None
@@ -97,6 +108,8 @@ class Federation:
             raise ValueError(f"federation.alpha is a Dirichlet parameter and must be above 0 and finite; got {self.alpha:g}")
         if self.server_rows < 0:
             raise ValueError(f"federation.server-rows must be at least 0; got {self.server_rows}")
+        if self.tolerate is not None and self.mean not in (Mean.TRIMMED, Mean.KRUM):
+            raise ValueError(f"federation.tolerate is of the trimmed mean and krum; with federation.mean {self.mean} leave it out")
         if self.norm_limit is not None and not self.norm_limit >= 1:
             raise ValueError(
                 f"federation.norm-limit must be at least 1, or half of every cohort would be rejected; got {self.norm_limit:g}"
@@ -131,6 +144,8 @@ class Run:
     data: Any = None
     federation: Federation = field(default_factory=Federation)
     gates: Gating = field(default_factory=Gating)
+    failures: Failures = field(default_factory=Failures)
+    privacy: Privacy = field(default_factory=Privacy)
     model: str | None = None
     start: Path | None = None
     algorithm: Method | None = None
@@ -155,13 +170,20 @@ class Run:
         if federation.participation is None:
             federation = replace(federation, participation=self._usual_participation(algorithm, federation))
         if federation.weights is None:
-            federation = replace(federation, weights=task.weights or algorithm.weights)
+            equal = self.privacy.noise or federation.mean is not Mean.WEIGHTED
+            federation = replace(federation, weights=Weighting.UNIFORM if equal else task.weights or algorithm.weights)
+        self.privacy.check(federation, algorithm.reply_fields)
         if federation.norm_limit is None:
-            federation = replace(federation, norm_limit=algorithm.usual_norm_limit)
+            federation = replace(federation, norm_limit=inf if self.privacy.noise else algorithm.usual_norm_limit)
         if self.rounds is None:
             set_field(self, "rounds", algorithm.usual_rounds)
         set_field(self, "federation", federation)
-        set_field(self, "algorithm", replace(algorithm, density=self.density, weights=federation.weights))
+        if self.privacy.noise and self.privacy.delta is None:
+            set_field(self, "privacy", replace(self.privacy, delta=0.1 / federation.clients))
+        shared = {"density": self.density, "weights": federation.weights, "mean": federation.mean}
+        shared |= {} if federation.tolerate is None else {"tolerate": federation.tolerate}
+        shared["private"] = self.privacy.settings(cohort_size(federation.clients, federation.participation))
+        set_field(self, "algorithm", replace(algorithm, **shared))
         self._check()
 
     def _usual_algorithm(self) -> Method:
@@ -199,6 +221,13 @@ class Run:
                 f"federation.participation {federation.participation:g} of {federation.clients} clients picks nobody; "
                 f"use at least {1 / federation.clients:g}"
             )
+        cohort = cohort_size(federation.clients, federation.participation)
+        hostile = exact_floor(self.algorithm.tolerate, cohort)
+        if federation.mean is Mean.KRUM and cohort < 2 * hostile + 3:
+            raise ValueError(
+                f"federation.mean krum with federation.tolerate {self.algorithm.tolerate:g} needs {2 * hostile + 3} replies to tolerate "
+                f"{hostile} hostile ones, and a cohort has {cohort}; raise federation.participation or lower federation.tolerate"
+            )
         if federation.partition is Partition.LABEL and self.about.loss in (Loss.SQUARED, Loss.MULTILABEL):
             raise ValueError(
                 f"federation.partition label needs one class a row, and task {self.task} has none; use quantity, iid or clusters"
@@ -229,10 +258,10 @@ class Run:
     @property
     def config(self) -> dict[str, Any]:
         """Everything that decides the result, as plain values: what config.toml holds."""
-        top = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name not in ("data", "federation", "gates", "algorithm")}
+        top = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name not in SECTIONS}
         algorithm = {f.name: _plain(getattr(self.algorithm, f.name)) for f in fields(self.algorithm) if f.name in self.algorithm.offered()}
-        sections = {"data": self.data, "federation": self.federation, "gates": self.gates}
-        return {**top, **{name: {k: _plain(v) for k, v in asdict(part).items()} for name, part in sections.items()}, "algorithm": algorithm}
+        parts = {name: {k: _plain(v) for k, v in asdict(getattr(self, name)).items()} for name in SECTIONS if name != "algorithm"}
+        return {**top, **parts, "algorithm": algorithm}
 
     @property
     def id(self) -> str:

@@ -6,7 +6,7 @@ from fedsieve.algorithms import algorithm_class
 from fedsieve.algorithms.flops_pa import GateNoise
 from fedsieve.core.constraint import Dual, Form
 from fedsieve.core.selection import Schedule
-from fedsieve.experiments import equal_bytes, paper
+from fedsieve.experiments import equal_bytes, hostile, paper
 from fedsieve.experiments.catalogue import PAPER, STUDIES
 from fedsieve.experiments.run import Counting, Run
 from fedsieve.experiments.scale import Scale, ScaleName
@@ -60,6 +60,7 @@ def _cell(scale: Scale, task: str, method: str, variant: str, target: float, sta
 BUILDERS: dict[str, Callable[[Scale], Study]] = {
     **{name: getattr(paper, name.replace("-", "_")) for name in PAPER},
     "constraint": constraint,
+    "hostile": hostile.hostile,
 }
 TUNED = {"equal-bytes": (equal_bytes.tuning, equal_bytes.chosen, equal_bytes.equal_bytes)}
 """Studies whose settings are tuned first: the trials, what is chosen of them, and the study with it."""

@@ -78,6 +78,7 @@ def run_body(run: Record, budget: Budget) -> Markup:
         supports.recovery(run, budget),
         supports.what_was_kept(run, budget),
         people.clients(run, budget),
+        people.privacy(run, budget),
         progress.settings(run, store.toml(run.config), command),
     )
     return Markup("".join(part for part in parts if part))

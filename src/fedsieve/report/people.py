@@ -5,9 +5,10 @@ from collections import Counter
 import numpy as np
 
 from fedsieve.report import picture
-from fedsieve.report.charts import Axes, column_chart, image_chart
+from fedsieve.report.charts import Axes, Line, column_chart, image_chart, line_chart
 from fedsieve.report.markup import Budget, Markup, Table, figure, figures, section, tag
 from fedsieve.report.record import Record
+from fedsieve.show import number
 
 
 def clients(run: Record, budget: Budget) -> Markup:
@@ -17,7 +18,10 @@ def clients(run: Record, budget: Budget) -> Markup:
     replied = Counter(client for row in run.rows for client in row.get("replied", ()))
     rejected = [(client, why) for row in run.rows for client, why in row.get("rejected", ())]
     count = known.get("count") or run.config.get("federation", {}).get("clients", 0)
-    says = f"{len(picked)} of {count} clients were asked at least once; {len(rejected)} replies were rejected."
+    asked, came = picked.total(), replied.total()
+    silent = sum(not row.get("replied") for row in run.rows)
+    says = f"{len(picked)} of {count} clients were asked at least once; {came} of {asked} replies counted, {len(rejected)} were rejected."
+    says += f" In {silent} rounds nobody answered, and nothing changed." if silent else ""
     reasons = Counter(why for _, why in rejected)
     refused = tag("p", "Rejected: " + "; ".join(f"{why} ({n} times)" for why, n in reasons.most_common(5)) + ".") if reasons else ""
     if "rows" not in known:
@@ -55,6 +59,19 @@ def clients(run: Record, budget: Budget) -> Markup:
     if labels is not None and labels.size:
         drawn.append(label_shares(labels[order], order, budget))
     return section("Clients", refused, figures(*drawn), level=3)
+
+
+def privacy(run: Record, budget: Budget) -> Markup:
+    """What the run has spent of its clients' privacy, round by round; nothing where it promises none."""
+    spent, rounds = run.column("epsilon"), run.column("round")
+    if not any(value is not None for value in spent):
+        return Markup("")
+    chosen = run.config["privacy"]
+    says = f"Epsilon {number(spent[-1])} at delta {chosen['delta']:.2g} after {len(rounds)} rounds, noise multiplier {chosen['noise']:g}. "
+    says += "It bounds what broadcasts and model tell of one client replaced by another; messages and this page are for the server."
+    chart = line_chart([Line("epsilon", rounds, spent)], Axes("round", "epsilon", zero=True), points=budget.points)
+    numbers = Table("Epsilon per round", ["round", "epsilon"], list(zip(rounds, spent, strict=True)))
+    return section("Privacy", figures(figure("Epsilon per round", says, chart, numbers, budget)), level=3)
 
 
 def label_shares(labels: np.ndarray, order: np.ndarray, budget: Budget) -> Markup:

@@ -40,6 +40,8 @@ def headline(run: Record) -> Markup:
     sent = float(run.spent[-1]) if len(run.spent) else 0.0
     cards.append(("bytes sent", size(sent), f"{dense / sent:.3g} times fewer than dense ({size(dense)})" if dense and sent else ""))
     cards.append(("rounds", f"{len(run.rows)} of {run.rounds}", state(run)))
+    if run.last("epsilon") is not None:
+        cards.append(("epsilon", number(run.last("epsilon")), "privacy of one client"))
     if run.rows:
         cards.append(("time", f"{amount(run.last('seconds') or 0)} s", ""))
     drawn = (tag("div", tag("dt", name), tag("dd", tag("b", said), tag("small", more))) for name, said, more in cards)
