@@ -1,6 +1,8 @@
 import re
 from pathlib import Path
 
+from jaxtyping import config
+
 README = (Path(__file__).parent.parent / "README.md").read_text()
 
 
@@ -10,6 +12,7 @@ def test_the_ten_lines_of_python_do_what_the_readme_says(capsys, tmp_path, monke
     for code in (table, network):
         assert len([line for line in code.splitlines() if line.strip()]) <= 10
     scope: dict = {}
+    monkeypatch.setattr(config, "jaxtyping_disable", True)  # at the speed a user meets; shapes are checked elsewhere
     exec(table, scope)
     assert int((scope["model"].coef_ != 0).sum()) == 3 and scope["model"].score(scope["x"], scope["y"]) > 0.9
     assert str(scope["model"].bytes_up_) in capsys.readouterr().out
