@@ -40,7 +40,7 @@ IMAGES = {**FALLING, "rate": 3.0, "batch": 64, "scaling_rate": 0.3, "step_gates"
 WHOLE = {"uplink": Uplink.WEIGHTS, "server_rate": 1.0}
 """For sieve where tens of thousands of weights each matter a little: weights as they are, not signs of updates (decision H3)."""
 REFITTED = {**WHOLE, "ending": Ending.FROZEN}
-"""For sieve behind the estimators and `fit`: numbers, not signs, and the last rounds without gate noise (decision H6)."""
+"""For sieve on rows of a user's own (estimators, `fit`, task file): numbers, not signs, and the last rounds without gate noise (decision H6)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +135,7 @@ def file_task(data: Own, model: str | None) -> Task:
         clients=min(100, max(1, table.x.shape[0] // 20)) if table.owner is None else len(np.unique(table.owner)),
         partition=Partition.LABEL if labels else Partition.QUANTITY,
         settings=CAREFUL if ":" in kind else {},
+        sieve=REFITTED,
     )
 
 
@@ -189,7 +190,7 @@ TASKS = {
         density=0.005,
         sieve=WHOLE,
     ),
-    "file": Task(about="your own rows", loss=Loss.SQUARED, options=Own, draw=assigned.draw, objective=lambda *_: None),
+    "file": Task(about="your own rows", loss=Loss.SQUARED, options=Own, draw=assigned.draw, objective=lambda *_: None, sieve=REFITTED),
 }
 
 
