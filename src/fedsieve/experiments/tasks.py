@@ -40,7 +40,7 @@ IMAGES = {**FALLING, "rate": 3.0, "batch": 64, "scaling_rate": 0.3, "step_gates"
 WHOLE = {"uplink": Uplink.WEIGHTS, "server_rate": 1.0}
 """For sieve where tens of thousands of weights each matter a little: weights as they are, not signs of updates (decision H3)."""
 REFITTED = {**WHOLE, "ending": Ending.FROZEN}
-"""For sieve on rows of a user's own (estimators, `fit`, task file): numbers, not signs, and no gate noise in the last rounds (decision H6)."""
+"""For sieve on rows of a user's own (estimators, `fit`, task file): numbers, not signs, and no gate noise at the end (decision H6)."""
 
 
 @dataclass(frozen=True, kw_only=True)
