@@ -1,6 +1,8 @@
 """A user's own rows, model and start, through the command line."""
 
+import io
 import json
+import zipfile
 
 import numpy as np
 import pytest
@@ -222,6 +224,17 @@ def test_lines_that_make_no_sense_are_named(name, text, said, capsys, tmp_path):
     assert main(["train", "--task", "file", "--quiet", "--data.path", name, *words]) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["x", "y", "site"])
+def test_an_archive_member_that_is_no_array_is_refused(name, tmp_path, capsys):
+    with zipfile.ZipFile("odd.npz", "w") as archive:
+        for member, array in SHORT.items():
+            content = io.BytesIO()
+            np.save(content, array)
+            archive.writestr(f"{member}.npy", b"nonsense" if member == name else content.getvalue())
+    assert main(["train", "--task", "file", "--quiet", "--data.path", "odd.npz", "--data.client", "site"]) == 2
+    assert f"odd.npz: {name} is damaged" in capsys.readouterr().err
 
 
 def test_a_file_that_changed_is_read_again(tmp_path):

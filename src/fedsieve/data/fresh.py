@@ -59,8 +59,8 @@ def read(path: Path, wanted: Wanted, target: str | None) -> Fresh:
 def _npz(path: Path, wanted: Wanted, target: str | None) -> Fresh:
     with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         names = list(arrays)
-        x = own.real(arrays[names[own.column_number(names, "x", "array", path)]], path)
-        y = None if target is None else arrays[names[own.column_number(names, target, "--target", path)]]
+        x = own.real(own.member(arrays, "x", "array", path), path)
+        y = None if target is None else own.member(arrays, target, "--target", path)
     size = int(np.prod(wanted.row))
     if x.ndim < 2 or int(np.prod(x.shape[1:])) != size:
         raise DataError(f"array x of {path} has rows of shape {x.shape[1:]}; the model reads {' x '.join(map(str, wanted.row))}")

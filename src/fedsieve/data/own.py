@@ -2,6 +2,7 @@
 
 import csv
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
@@ -98,12 +99,20 @@ def column_number(names: list[str], wanted: str, what: str, path: Path) -> int:
 def read_npz(path: Path, target: str, client: str | None) -> Table:
     """Arrays x, the target, and perhaps the client's; never a pickle."""
     with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-        names = list(arrays)
-        x = real(arrays[names[column_number(names, "x", "array", path)]], path)
-        y = arrays[names[column_number(names, target, "data.target", path)]]
-        owner = None if client is None else arrays[names[column_number(names, client, "data.client", path)]]
+        x = real(member(arrays, "x", "array", path), path)
+        y = member(arrays, target, "data.target", path)
+        owner = None if client is None else member(arrays, client, "data.client", path)
     x = x.reshape(len(x), int(np.prod(x.shape[1:])))
     return Table(x, y, owner, numbered(0, x.shape[1], path))
+
+
+def member(arrays: Mapping[str, np.ndarray | bytes], wanted: str, what: str, path: Path) -> np.ndarray:
+    """An array of an .npz file by its name; what has no array's header comes back as bytes."""
+    names = list(arrays)
+    found = arrays[names[column_number(names, wanted, what, path)]]
+    if not isinstance(found, np.ndarray):
+        raise DataError(f"{path}: {wanted} is damaged, it does not begin like an array")
+    return found
 
 
 def real(x: np.ndarray, path: Path) -> np.ndarray:
