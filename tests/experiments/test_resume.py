@@ -66,7 +66,15 @@ def everything(folder):
 
 
 @pytest.mark.parametrize(
-    "words", [["--engine", "batched"], ["--engine", "loop"], ["--method", "fed-avg"], ["--federation.server-rows", "20"]]
+    "words",
+    [
+        ["--engine", "batched"],
+        ["--engine", "loop"],
+        ["--method", "fed-avg"],
+        ["--federation.server-rows", "20"],
+        ["--failures.drop", "0.4", "--failures.hostile", "0.3", "--federation.mean", "median"],
+        ["--privacy.clip", "1", "--privacy.noise", "1"],
+    ],
 )
 def test_an_interrupted_run_resumes_to_the_same_bits(words, broken, tmp_path, capsys):
     assert train(*QUICK, *words, "--out", "whole") == 0
