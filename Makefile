@@ -24,10 +24,10 @@ browser:
 	{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } > /dev/null || true
 
 test: lint browser
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not long'
+	$(BIN)/python -m pytest -n 2 -m 'not long'
 
 test-all: lint browser
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

@@ -1,8 +1,10 @@
 """Certificates, keys, federations, and what one process says a deployment must give."""
 
 import datetime
+import fcntl
 import ipaddress
 import json
+import os
 import sys
 import tempfile
 import time
@@ -34,6 +36,22 @@ COMPLETED = "finished:completed"
 METHODS = ("flops-pa", "fed-iter-ht", "fed-avg")
 CONFIG = {"clients": CLIENTS, "rounds": 2, "seed": 11, "density": 0.1, "precision": "double", "run-dir": ""}
 CONFIG |= {"algorithm.steps": 4, "algorithm.batch": 8, "test.methods": " ".join(METHODS)}
+
+
+def once(factory, name, run):
+    """What `run(folder)` left and gave, the same for all workers of the suite: the first runs it, the others wait and read."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        told = folder / "told.json"
+        if not told.exists():
+            told.write_text(json.dumps("the run did not come to its end; the first test that needed it says why"))
+            told.write_text(json.dumps(run(folder)))
+        given = json.loads(told.read_text())
+    assert not isinstance(given, str), given
+    return folder, *given
 
 
 def batched(plan, path, present=range(CLIENTS)):

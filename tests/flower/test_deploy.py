@@ -116,7 +116,6 @@ def load_data(partition_id, num_partitions, batch_size):
 
 
 @pytest.mark.long
-@pytest.mark.xdist_group("command")
 def test_the_command_runs_an_app_to_its_end_and_leaves_a_run_like_any_other(tmp_path, capfd):
     assert main(["flower", "new", "app"]) == 0
     words = ["flower", "run", "app", "--nodes", "3", "--run-config", "rounds=2", "--json", "--out", "run"]
@@ -131,7 +130,6 @@ def test_the_command_runs_an_app_to_its_end_and_leaves_a_run_like_any_other(tmp_
 
 
 @pytest.mark.long
-@pytest.mark.xdist_group("command")
 def test_a_run_that_fails_says_why_in_one_line_and_exits_1(tmp_path, capfd):
     assert main(["flower", "new", "app"]) == 0
     path = tmp_path / "app" / "app" / "task.py"

@@ -4,16 +4,17 @@ import json
 
 import pytest
 
-from federations import APP, CLIENTS, COMPLETED, METHODS, NAME, assert_faults_named, assert_parity, finished, node_key, secured
+from federations import APP, CLIENTS, COMPLETED, METHODS, NAME, assert_faults_named, assert_parity, finished, node_key, once, secured
 from fedsieve.federation import answer
-
-pytestmark = pytest.mark.xdist_group("deployment")  # one fixture serves all, so one worker runs all
 
 
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory):
     """The three methods over TLS with node authentication, then a round with bad replies; beside them nodes that must be refused."""
-    folder = tmp_path_factory.mktemp("deployed")
+    return once(tmp_path_factory, "deployed", deploy)
+
+
+def deploy(folder):
     faults = {"1": {"1": "raises", "2": "not a number"}}
     with secured(folder) as made:
         for client in range(CLIENTS):
@@ -28,7 +29,7 @@ def deployed(tmp_path_factory):
         settings = {"run-dir": str(folder / "faulty"), "rounds": len(faults), "test.methods": "flops-pa", "test.faults": json.dumps(faults)}
         run = made.submit(APP, settings)
         assert finished(made, run)[0] == COMPLETED, made.last_words(f"server-{run}")
-    return folder, faults, nodes
+    return [faults, nodes]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -11,7 +11,7 @@ import pytest
 from federations import APP, CLIENTS, COMPLETED, CONFIG, NAME, REASONS, assert_faults_named, batched, finished, left, secured, task
 from fedsieve.federation import answer
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("kills")]
+pytestmark = pytest.mark.long
 ROUNDS = 4
 
 

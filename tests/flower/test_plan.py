@@ -1,5 +1,7 @@
 """Flower's run configuration as a plan: everything typed has an effect or is refused in one line."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from fedsieve.core.optimizers import StepRule
 from fedsieve.experiments.run import Run
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.objectives.module import Module
-from fedsieve.plan import plan_from
+from fedsieve.plan import OF_THE_PLAN, OF_THE_SCREEN, OTHERS, plan_from
 
 OBJECTIVE = Linear(loss=Loss.SQUARED, features=40)
 
@@ -26,6 +28,13 @@ def test_every_setting_arrives():
     algorithm = plan.algorithm
     assert (algorithm.density, algorithm.weights, algorithm.steps, algorithm.batch, algorithm.rate) == (0.2, "sqrt", 3, "all", 1.0)
     assert algorithm.step_rule is StepRule.CONSTANT
+
+
+def test_every_setting_is_explained():
+    page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
+    table = page[page.index("## Settings") : page.index("## When something breaks")]
+    for name in (*OF_THE_PLAN, *OF_THE_SCREEN, *OTHERS):
+        assert f"`{name}`" in table
 
 
 def test_a_deployment_speaks_to_the_same_model_as_a_run_on_one_machine():

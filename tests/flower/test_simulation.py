@@ -4,15 +4,16 @@ import json
 
 import pytest
 
-from federations import APP, CLIENTS, COMPLETED, METHODS, REASONS, assert_faults_named, assert_parity, federation, finished
-
-pytestmark = pytest.mark.xdist_group("simulation")  # one fixture serves all, so one worker runs all
+from federations import APP, CLIENTS, COMPLETED, METHODS, REASONS, assert_faults_named, assert_parity, federation, finished, once
 
 
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory):
     """The three methods in Flower's simulation, and every fault a client can commit."""
-    folder = tmp_path_factory.mktemp("simulated")
+    return once(tmp_path_factory, "simulated", simulate)
+
+
+def simulate(folder):
     bad = list(REASONS)
     faults = {str(i + 1): {"1": bad[2 * i], "2": bad[2 * i + 1]} for i in range(len(bad) // 2)}
     with federation(folder / "logs") as made:
@@ -22,7 +23,7 @@ def simulated(tmp_path_factory):
         settings = {"run-dir": str(folder / "faulty"), "rounds": len(faults), "test.methods": "flops-pa", "test.faults": json.dumps(faults)}
         run = made.submit(APP, settings, CLIENTS)
         assert finished(made, run)[0] == COMPLETED, made.last_words(f"server-{run}")
-    return folder, faults
+    return [faults]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -129,9 +129,9 @@ class Network:
 
     def _ask(self, clock: Clock, packet: Packet, clients: Sequence[int], needed: int) -> Exchanged:
         """One try, within `round_seconds`."""
-        plan, began = self.plan, time.monotonic()
-        self.directory.find(clients, needed, plan.round_seconds / 2)
-        left = plan.round_seconds - (time.monotonic() - began)
+        plan, began, half = self.plan, time.monotonic(), self.plan.round_seconds / 2
+        self.directory.find(clients, needed, half)
+        left = max(2 * half - (time.monotonic() - began), half)
         address = plan.address(clock)
         encoded = wire.encode(packet, address)
         support = plan.opened(packet, clock).support
