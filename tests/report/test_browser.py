@@ -37,6 +37,7 @@ def visit(browser):
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, accept_downloads=True, **options)
         contexts.append(context)
         page = context.new_page()
+        page.set_default_navigation_timeout(120_000)  # a busy machine is slow, not broken
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda problem: said.append(str(problem)))
         page.on("request", lambda request: asked.append(request.url) if not request.url.startswith(("data:", "blob:", address)) else None)
