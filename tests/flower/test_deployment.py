@@ -4,7 +4,20 @@ import json
 
 import pytest
 
-from federations import APP, CLIENTS, COMPLETED, METHODS, NAME, assert_faults_named, assert_parity, finished, node_key, once, secured
+from federations import (
+    APP,
+    CLIENTS,
+    COMPLETED,
+    METHODS,
+    NAME,
+    PATIENT,
+    assert_faults_named,
+    assert_parity,
+    finished,
+    node_key,
+    once,
+    secured,
+)
 from fedsieve.federation import answer
 
 
@@ -23,7 +36,7 @@ def deploy(folder):
         made.node(0, CLIENTS, (*made.keys[0][:2], "--auth-supernode-private-key", str(private)), name="unregistered")
         made.node(0, CLIENTS, made.keys[0][:2], name="without a key")
         made.node(0, CLIENTS, ("--insecure",), name="plaintext")
-        run = made.submit(APP, {"run-dir": str(folder)})
+        run = made.submit(APP, {"run-dir": str(folder), **PATIENT})
         assert finished(made, run)[0] == COMPLETED, made.last_words(f"server-{run}")
         nodes = answer(made.flwr("supernode", "list", NAME, "--format", "json"))
         settings = {"run-dir": str(folder / "faulty"), "rounds": len(faults), "test.methods": "flops-pa", "test.faults": json.dumps(faults)}
