@@ -32,20 +32,25 @@ def plans(config):
 def recorded(path):
     """Write down the packets sent, those replies are made of and those heard, as hexadecimal text."""
     packets = {"sent": [], "made": [], "heard": []}
-    encode, decode = wire.encode, wire.decode
+    encode, encode_stack, decode = wire.encode, wire.encode_stack, wire.decode
 
-    def encoding(packet, address, *reference):
-        encoded = encode(packet, address, *reference)
+    def encoding(packet, address, *reference):  # a reply refers to the support of the broadcast, if that has one
+        (encoded,) = encode_stack(packet, 1, address, *reference)
         packets["made" if reference else "sent"].append(encoded.join().hex())
+        return encoded
+
+    def encoding_stack(stack, *rest):
+        encoded = encode_stack(stack, *rest)
+        packets["made"] += [each.join().hex() for each in encoded]
         return encoded
 
     def decoding(data, *rest):
         packets["heard"].append(data.hex())
         return decode(data, *rest)
 
-    wire.encode, wire.decode = encoding, decoding
+    wire.encode, wire.encode_stack, wire.decode = encoding, encoding_stack, decoding
     try:
         yield packets
     finally:
-        wire.encode, wire.decode = encode, decode
+        wire.encode, wire.encode_stack, wire.decode = encode, encode_stack, decode
         Path(path).write_text(json.dumps(packets))
