@@ -8,10 +8,11 @@ import sys
 import tempfile
 import time
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from cyclopts import App
+from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
@@ -27,6 +28,8 @@ TERMINATED = 143
 LOOK = 0.5
 """Seconds between two looks at what the server wrote."""
 TOLD = ("accuracy", "r2", "micro_f1")
+PAIR = re.compile(r"""([\w.-]+)=("[^"]*"|'[^']*'|[^\s"']+)""")
+Pairs = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
 
 
 def flower_app() -> App:
@@ -54,7 +57,9 @@ def new(folder: Path) -> int:
             path.write_text(path.read_text().replace(PLACEHOLDER, name))
     except OSError as problem:
         raise store.FolderError(f"cannot write an app into {folder}: {problem.strerror}") from None
-    print(f"wrote a Flower app into {folder}: put your own rows and module into {folder / 'app' / 'task.py'}, then")
+    print(f"wrote a Flower app into {folder}; your own rows and module go into")
+    print(f"  {folder / 'app' / 'task.py'}")
+    print("run it as it is, three nodes on this machine, with")
     print(f"  fedsieve flower run {folder}")
     return 0
 
@@ -64,7 +69,7 @@ def run(
     *,
     nodes: Whole | None = None,
     simulation: Flag = False,
-    run_config: tuple[str, ...] = (),
+    run_config: Pairs = (),
     out: Path | None = None,
     resume: Path | None = None,
     quiet: Flag = False,
@@ -81,9 +86,9 @@ def run(
     simulation
         let Flower simulate the nodes with Ray instead of starting a process for each
     run_config
-        KEY=VALUE: settings of the app to change for this run; may be given several times
+        'KEY=VALUE KEY=VALUE': settings of the app to change for this run; may be given several times
     out
-        folder of the run (default: runs/<name of the app>)
+        folder of the run (default: runs/NAME, after the app)
     resume
         folder of a run of this app that was cut off: it goes on from its last checkpoint
     quiet
@@ -93,11 +98,11 @@ def run(
     """
     app = read_app(folder)
     settings = changed(app["tool"]["flwr"]["app"].get("config", {}), run_config)
-    clients = nodes if nodes is not None else settings.get("clients")
-    if not isinstance(clients, int) or clients < 1:
-        raise ValueError(f"{folder} does not say how many clients there are, at least 1; use --nodes")
+    clients = counted(settings, parsed(run_config), nodes)
     for command in COMMANDS:
         executable(command)
+    if simulation and find_spec("ray") is None:
+        raise FederationError("Flower's simulation needs Ray; install it with: pip install 'fedsieve[flower]'")
     place = chosen_place(str(app["project"]["name"]), out, resume)
     overrides = {**parsed(run_config), "clients": clients, "run-dir": str(place.resolve())}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # so that what was started is stopped then, too
@@ -109,9 +114,10 @@ def run(
         watch(federation, identifier, place, int(settings.get("rounds", 0)), str(app["project"]["name"]), quiet=quiet)
         state, details = federation.status(identifier)
         if state != COMPLETED or not (place / store.RESULT).exists():
+            again = f" --resume {place}" if (place / store.CONFIG).exists() else ""
             raise FederationError(
                 f"the run ended as {state}: {reason(place, identifier, details)}; logs are in {place / 'logs'}; "
-                f"once that is mended, go on with: fedsieve flower run {folder} --resume {place}"
+                f"once that is mended, {'go on' if again else 'start again'} with: fedsieve flower run {folder}{again}"
             )
     result = {**json_text.loads((place / store.RESULT).read_text()), "run": str(place)}
     if json:
@@ -119,6 +125,21 @@ def run(
     elif not quiet:
         show(result, place)
     return 0
+
+
+def counted(settings: dict[str, Any], typed: dict[str, Any], nodes: int | None) -> int:
+    """How many nodes, one for each client; what is typed twice is refused, not chosen from."""
+    if "run-dir" in typed:
+        raise ValueError(f"--run-config run-dir={typed['run-dir']} has no meaning here; use --out {typed['run-dir']}")
+    if nodes is None:
+        nodes, name = settings["clients"], "clients"
+    elif "clients" in typed:
+        raise ValueError(f"--nodes {nodes} and --run-config clients={typed['clients']} say the same thing; use one of them")
+    else:
+        name = "--nodes"
+    if type(nodes) is not int or nodes < 1:
+        raise ValueError(f"{name} must be a whole number, at least 1; got {nodes}")
+    return nodes
 
 
 def chosen_place(name: str, out: Path | None, resume: Path | None) -> Path:
@@ -147,16 +168,16 @@ def read_app(folder: Path) -> dict[str, Any]:
 
 
 def parsed(words: tuple[str, ...]) -> dict[str, Any]:
-    """KEY=VALUE words, values as in TOML; a bare word is text."""
+    """KEY=VALUE, one or several in a word as Flower takes them; values as in TOML, a bare word is text."""
     found: dict[str, Any] = {}
     for word in words:
-        name, equals, text = word.partition("=")
-        if not equals or not name.strip():
-            raise ValueError(f"--run-config takes KEY=VALUE; got {word}")
-        try:
-            found[name.strip()] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            found[name.strip()] = text.strip()
+        if not PAIR.search(word) or PAIR.sub("", word).strip():
+            raise ValueError(f"--run-config takes KEY=VALUE, text with blanks in quotes; got {word}")
+        for name, text in PAIR.findall(word):
+            try:
+                found[name] = tomllib.loads(f"value = {text}")["value"]
+            except tomllib.TOMLDecodeError:
+                found[name] = text
     return found
 
 

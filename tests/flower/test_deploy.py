@@ -12,6 +12,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from fedsieve.cli import main
+from fedsieve.deploy import parsed
 from fedsieve.plan import plan_from
 
 
@@ -45,10 +46,15 @@ def test_nothing_is_overwritten(tmp_path, capsys):
     ("words", "message"),
     [
         (["nowhere"], "cannot be read"),
-        (["app", "--nodes", "0"], "at least 1"),
+        (["app", "--nodes", "0"], "--nodes must be a whole number, at least 1; got 0"),
+        (["app", "--run-config", "clients=none"], "clients must be a whole number, at least 1; got none"),
+        (["app", "--nodes", "2", "--run-config", "clients=3"], "say the same thing"),
+        (["app", "--run-config", "run-dir=/here"], "use --out /here"),
         (["app", "--nodes", "two"], "whole number"),
         (["app", "--run-config", "speed=1"], "the app has no such setting"),
         (["app", "--run-config", "rounds"], "KEY=VALUE"),
+        (["app", "--run-config", "rounds=2 speed"], "KEY=VALUE"),
+        (["app", "--run-config", "rounds=2 speed=1"], "--run-config speed: the app has no such setting"),
         (["other"], "no Flower app"),
         (["app", "--resume", "nowhere"], "holds no run"),
         (["app", "--resume", "there", "--out", "here"], "has no meaning with --resume"),
@@ -64,11 +70,25 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(tmp_path, capsys, 
     assert not (tmp_path / "runs").exists()
 
 
+def test_settings_are_typed_as_flower_takes_them():
+    words = ('rounds=2 density=0.1 method="fed-avg"', "run-dir='/a b'", "data.path=/x", "weights=sqrt")
+    expected = {"rounds": 2, "density": 0.1, "method": "fed-avg", "run-dir": "/a b", "data.path": "/x", "weights": "sqrt"}
+    assert parsed(words) == expected
+
+
 def test_without_flower_the_command_says_what_to_install(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("fedsieve.federation.shutil.which", lambda *_, **__: None)
     assert main(["flower", "new", "app"]) == 0
     assert main(["flower", "run", "app"]) == 1
     assert "pip install 'fedsieve[flower]'" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_ray_a_simulation_says_what_to_install(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("fedsieve.deploy.find_spec", lambda name: None)
+    assert main(["flower", "new", "app"]) == 0
+    assert main(["flower", "run", "app", "--simulation"]) == 1
+    assert "Flower's simulation needs Ray" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 

@@ -8,7 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from federations import APP, CLIENTS, COMPLETED, CONFIG, NAME, REASONS, assert_faults_named, batched, finished, left, secured, task
+from federations import (
+    APP,
+    CLIENTS,
+    COMPLETED,
+    NAME,
+    REASONS,
+    assert_faults_named,
+    assert_parity,
+    batched,
+    complete,
+    faults_by_round,
+    finished,
+    led,
+    left,
+    plan_of,
+    secured,
+)
 from fedsieve.federation import answer
 
 pytestmark = pytest.mark.long
@@ -24,9 +40,12 @@ def federated(tmp_path_factory):
         yield made, folder
 
 
-def submitted(made, folder, **settings):
-    plain = {"run-dir": str(folder), "rounds": ROUNDS, "test.methods": "flops-pa"}
-    return made.submit(APP, plain | {name.replace("_", "."): value for name, value in settings.items()})
+def submitted(made, folder, faults=None, **settings):
+    """A run of one method that goes on with those who reply."""
+    plans = {"flops-pa": {"rounds": ROUNDS, **settings}}
+    return made.submit(
+        APP, {"run-dir": str(folder), "test.plans": json.dumps(plans), "test.faults": json.dumps({"flops-pa": faults or {}})}
+    )
 
 
 def until(condition, seconds=300):
@@ -63,13 +82,10 @@ def supervised(made, client):
     until(stays)
 
 
-def undisturbed(tmp_path):
-    return batched(dict(task.plans(CONFIG | {"rounds": ROUNDS}))["flops-pa"], tmp_path / "packets.json")[0]
-
-
 def assert_whole(folder, tmp_path):
+    """As if nothing had happened: the model of the batched engine with all replies, one line a round."""
     model, _, rows, _ = left(folder / "flops-pa")
-    assert model == undisturbed(tmp_path)
+    assert model == batched(plan_of("flops-pa", ROUNDS), tmp_path / "packets.json")[0]
     assert [row["round"] for row in rows] == list(range(1, ROUNDS + 1))
     assert all(row["replied"] == [0, 1, 2] for row in rows)
 
@@ -108,7 +124,7 @@ def test_a_run_goes_on_without_a_killed_node_names_it_and_takes_it_back(federate
     made, folder = federated
     place = folder / "node"
     slow = {"2": {"1": "slow"}, "3": {"0": "slow"}}  # time to kill it, and time for it to come back
-    run = submitted(made, place, test_faults=json.dumps(slow), **{"round-seconds": 120.0})
+    run = submitted(made, place, slow, **{"round-seconds": 120.0})
     log = made.logs / "node-1.log"
     before = log.read_text(errors="replace").count("ROUND 2]")
     until(lambda: rounds_done(place) == 1)
@@ -125,17 +141,31 @@ def test_a_run_goes_on_without_a_killed_node_names_it_and_takes_it_back(federate
 
 def test_every_bad_reply_of_a_real_node_is_named_and_none_is_averaged(federated, tmp_path):
     made, folder = federated
-    bad = list(REASONS)
-    faults = {str(i + 1): {"1": bad[2 * i], "2": bad[2 * i + 1]} for i in range(len(bad) // 2)}
-    run = submitted(made, folder / "faulty", rounds=len(faults), test_faults=json.dumps(faults))
-    assert finished(made, run)[0] == COMPLETED, made.last_words(f"server-{run}")
-    assert_faults_named(folder / "faulty", faults, tmp_path)
+    faults = faults_by_round(list(REASONS))
+    complete(made, led(folder / "faulty", {"flops-pa": len(faults)}, {"flops-pa": faults}))
+    assert_faults_named(assert_parity(folder / "faulty" / "flops-pa", "flops-pa", len(faults), tmp_path), faults)
+
+
+def test_the_default_method_and_the_averages_pass_the_packets_of_the_batched_engine(federated, tmp_path):
+    made, folder = federated
+    methods = dict.fromkeys(("sieve", "fed-iter-ht", "fed-avg"), 2)
+    complete(made, led(folder / "methods", methods, {}))
+    for method, rounds in methods.items():
+        rows = assert_parity(folder / "methods" / method, method, rounds, tmp_path)
+        assert all(row["replied"] == [0, 1, 2] for row in rows)
+
+
+def test_a_node_with_no_key_at_all_is_refused(federated):
+    made, folder = federated
+    node = made.node(0, CLIENTS, (*made.keys[0][:2], "--isolation", "process"), name="without a key")
+    until(lambda: node.poll() is not None, 60)
+    assert "must be registered" in (folder / "logs" / "without a key.log").read_text()
 
 
 def test_a_round_that_stays_below_the_quorum_fails_the_run_with_the_reasons(federated):
     made, folder = federated
     faults = {"1": {"0": "raises", "1": "raises"}}
-    run = submitted(made, folder / "quorum", quorum=0.9, test_faults=json.dumps(faults))
+    run = submitted(made, folder / "quorum", faults, quorum=0.9)
     assert finished(made, run)[0] == "finished:failed"
     log = (made.logs / f"server-{run}.log").read_text()
     assert "1 of 3 clients gave a good reply in 2 tries, 3 are needed" in log and "the disk is on fire" in log

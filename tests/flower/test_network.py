@@ -212,6 +212,19 @@ def test_the_run_does_not_begin_below_the_quorum_and_says_which_nodes_are_missin
         over.gather()
 
 
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [({"row": "abc"}, "which shape"), ({"row": [-1]}, "which shape"), ({"row": [7]}, ""), ({"client": -1}, "which client")],
+)
+def test_a_node_that_announces_nonsense_does_not_stop_the_others(tmp_path, said, reason):
+    honest = node(1)
+    lying = lambda message: saying(**said)(honest(message))  # noqa: E731
+    plan, over = network(honest_nodes() | {101: lying}, run_dir=str(tmp_path / "run"))
+    lead(plan, over)
+    assert read(tmp_path / "run" / "model.safetensors").card.row == (40,)
+    assert reason in over.directory.complaints()
+
+
 def test_the_run_begins_without_a_node_when_there_is_a_quorum():
     plan, over = network({100: node(0), 101: node(1)})
     assert over.gather() == [0, 1, 2]
@@ -300,7 +313,7 @@ def saying(**facts):
         (without("reply"), "does not say which client"),
         (packet_with(stype="numpy.ndarray"), "no packet"),
         (packet_with(dtype="float32"), "no packet"),
-        (packet_with(data=b""), "not a packet: 0 bytes"),
+        (packet_with(data=b""), "no packet"),
         (packet_with(data=bytes(10**6)), "oversized"),
         (saying(examples=-1), "how many rows"),
         (saying(examples=1.5), "how many rows"),
@@ -318,12 +331,14 @@ def test_a_reply_that_is_none_is_refused_by_name_and_the_others_are_taken(change
     assert client == 1 and reason in said
 
 
-def test_bytes_that_crossed_are_counted_also_where_they_were_refused():
-    plan, over = network(honest_nodes() | {101: talking(1, packet_with(data=b"nothing of the kind"))})
+@pytest.mark.parametrize("data", [b"nothing of the kind", bytes(10**6)])
+def test_bytes_that_crossed_are_counted_also_where_they_were_refused(data):
+    plan, over = network(honest_nodes())
     over.gather()
+    honest = exchanged(plan, over, [0, 2]).up.wire
+    over.grid.nodes[101] = talking(1, packet_with(data=data))
     came = exchanged(plan, over)
-    good = sum(wire.encode(reply.packet, plan.address(Clock(1, 2)), None).length for reply in came.replies)
-    assert came.up.wire - len(b"nothing of the kind") <= good
+    assert came.up.wire == honest + len(data)
     assert came.up.header + came.up.positions + came.up.scalars + came.up.weights + came.up.gates == came.up.wire
 
 

@@ -5,6 +5,7 @@ A message down is a packet and the clock, a reply is a packet, who answers and n
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -145,10 +146,12 @@ class Network:
         down, up = weigh(encoded).times(len(messages)), Bytes()
         self.envelope_down += sum(map(heft, messages.values())) - down.wire
         replies, rejected = [], []
+        self.envelope_up += sum(heft(reply) - len(carried(reply)) for reply in came.values() if reply.has_content())
         for client in clients:
-            data = b""
+            data = carried(came[client]) if client in came else b""
             try:
-                data, examples = self._received(client, messages, came)
+                examples = self._examples(client, messages, came)
+                self._weighed(data)
                 reply = wire.decode(data, address, plan.objective.layout.size, support)
                 replies.append(Reply(client, reply, examples))
                 up = up.plus(weigh(wire.encode(reply, address, support)))
@@ -157,24 +160,23 @@ class Network:
                 up = up.plus(Bytes(wire=len(data), header=len(data)))  # what is refused has no parts
         return Exchanged(replies, rejected, down, up)
 
-    def _received(self, client: int, messages: Mapping[int, Message], came: Mapping[int, Message]) -> tuple[bytes, int]:
-        """A client's packet and n_k, if its reply is one."""
+    def _examples(self, client: int, messages: Mapping[int, Message], came: Mapping[int, Message]) -> int:
+        """A client's n_k, if it replied for itself."""
         if client not in messages:
             raise wire.PacketError("no node serves it")
         if client not in came:
             raise wire.PacketError(f"no reply within {self.plan.round_seconds:g} s")
-        reply = came[client]
-        who, examples = said(reply)
+        who, examples = said(came[client])
         if who != client:
             raise wire.PacketError(f"its node answers for client {who}")
-        record = reply.content.get("packet")
-        array = record.get("packet") if isinstance(record, ArrayRecord) else None
-        if array is None or (array.stype, array.dtype) != (PACKET, "uint8"):
+        return examples
+
+    def _weighed(self, data: bytes) -> None:
+        """Refuse bytes that no reply of this model can be, before anything reads them."""
+        if not data:
             raise wire.PacketError(f"no packet: its reply has no {PACKET} array")
-        self.envelope_up += heft(reply) - len(array.data)
-        if len(array.data) > (limit := wire.longest(self.plan.objective.layout.size, self.plan.algorithm.reply_fields)):
-            raise wire.PacketError(f"oversized: {len(array.data)} bytes; no reply of this model has more than {limit}")
-        return array.data, examples
+        if len(data) > (limit := wire.longest(self.plan.objective.layout.size, self.plan.algorithm.reply_fields)):
+            raise wire.PacketError(f"oversized: {len(data)} bytes; no reply of this model has more than {limit}")
 
 
 class Directory:
@@ -184,11 +186,15 @@ class Directory:
         self.grid = grid
         self.examples: dict[int, int] = {}
         """n_k by client, as announced"""
-        self.row: tuple[int, ...] = ()
-        """the shape of one row, as announced"""
+        self._rows: dict[int, tuple[int, ...]] = {}
         self._nodes: dict[int, int] = {}
         self._online: set[int] = set()
         self._refused: dict[int, str] = {}
+
+    @property
+    def row(self) -> tuple[int, ...]:
+        """The shape of one row that most clients announced."""
+        return Counter(self._rows.values()).most_common(1)[0][0]
 
     def node_of(self, client: int) -> int | None:
         """The node of a client, if it is there."""
@@ -226,14 +232,21 @@ class Directory:
                 if node not in replies:
                     raise wire.PacketError("it does not say which client it serves")
                 client, examples = said(replies[node])
+                row = shaped(replies[node])
             except wire.PacketError as problem:
                 self._refused[node] = str(problem)
                 continue
             if client in self._nodes:
                 self._refused[self._nodes[client]] = f"client {client} is now served by node {node}"
             self._refused.pop(node, None)
-            self._nodes[client], self.examples[client] = node, examples
-            self.row = tuple(map(int, replies[node].content["reply"].get("row", self.row)))
+            self._nodes[client], self.examples[client], self._rows[client] = node, examples, row
+
+
+def carried(reply: Message) -> bytes:
+    """The packet in a reply, nothing where it holds none."""
+    record = reply.content.get("packet") if reply.has_content() else None
+    array = record.get("packet") if isinstance(record, ArrayRecord) else None
+    return b"" if array is None or (array.stype, array.dtype) != (PACKET, "uint8") else array.data
 
 
 def said(reply: Message) -> tuple[int, int]:
@@ -245,6 +258,14 @@ def said(reply: Message) -> tuple[int, int]:
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise wire.PacketError("its reply does not say which client answers with how many rows")
     return numbers[0], numbers[1]
+
+
+def shaped(reply: Message) -> tuple[int, ...]:
+    """The shape of a node's rows."""
+    row = reply.content["reply"].get("row")
+    if not isinstance(row, list) or not all(type(number) is int and number > 0 for number in row):
+        raise wire.PacketError("its reply does not say which shape its rows have")
+    return tuple(row)
 
 
 def ask(grid: Grid, messages: Mapping[int, Message], seconds: float) -> dict[int, Message]:

@@ -12,18 +12,17 @@ class Several:
 
     def __init__(self, sites):
         self.sites = sites
-        self.rows = sites[0].rows
+        self.rows = next(iter(sites.values())).rows
 
     def visit(self, clock, message, client):
-        (site,) = (site for site in self.sites if site.fingerprint == int.from_bytes(message[4:8], "little"))
-        return site.visit(clock, message, client)
+        return self.sites[int.from_bytes(message[4:8], "little")].visit(clock, message, client)
 
 
 def site_for(context):
     client = context.node_config["partition-id"]
-    sites = Several([plan.site(client, *rows(client)) for _, plan in plans(context.run_config)])
-    faults = context.run_config["test.faults"]
-    return Faulty(sites, json.loads(faults)) if faults else sites
+    faults = json.loads(context.run_config["test.faults"])
+    each = {plan.fingerprint: (plan.site(client, *rows(client)), faults.get(method, {})) for method, plan in plans(context.run_config)}
+    return Several({fingerprint: Faulty(site, bad) for fingerprint, (site, bad) in each.items()})
 
 
 app = make_client_app(site_for)

@@ -20,12 +20,12 @@ class Bytes:
 class Faulty:
     """A site that does in some rounds what `faults` names: {"round": {"client": kind}}."""
 
-    def __init__(self, sites, faults):
-        self.sites, self.rows, self.faults = sites, sites.rows, faults
+    def __init__(self, site, faults):
+        self.site, self.rows, self.faults = site, site.rows, faults
 
     def visit(self, clock, message, client):
         kind = self.faults.get(str(clock.round + 1), {}).get(str(client))
-        honest = self.sites.visit(clock, message, client)
+        honest = self.site.visit(clock, message, client)
         return honest if kind is None else FAULTS[kind](honest, clock)
 
 

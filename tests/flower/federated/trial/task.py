@@ -21,11 +21,11 @@ def rows(client):
 
 
 def plans(config):
-    """One plan a method, each with a folder of its own."""
+    """One plan a method, each with settings and a folder of its own."""
     settings = {name: value for name, value in config.items() if not name.startswith(OURS)}
-    for method in str(config[OURS + "methods"]).split():
+    for method, own in json.loads(config[OURS + "plans"]).items():
         folder = str(Path(str(config["run-dir"])) / method) if config["run-dir"] else ""
-        yield method, plan_from({**settings, "method": method, "run-dir": folder}, OBJECTIVE)
+        yield method, plan_from({**settings, **own, "method": method, "run-dir": folder}, OBJECTIVE)
 
 
 @contextmanager
