@@ -114,6 +114,7 @@ def test_the_changed_lines_in_the_docs_make_an_app_of_flowers_quickstart(tmp_pat
     context = SimpleNamespace(run_config=config, node_config={"partition-id": 1, "num-partitions": 3})
     site = plan_from(config, client.OBJECTIVE).site(1, *client.load_rows(context))
     assert site.rows.examples(1) == 30 and site.rows.x.shape[1:] == (3, 4, 4)
+    assert site.rows.x[:, 0, 0, 0].tolist() == list(range(30)), "the same order every time"
 
 
 QUICKSTART = """
@@ -128,8 +129,8 @@ class Net(nn.Sequential):
 
 
 def load_data(partition_id, num_partitions, batch_size):
-    rows = [{"img": torch.randn(3, 4, 4), "label": i % 10} for i in range(30)]
-    return DataLoader(rows, batch_size=batch_size), None
+    rows = [{"img": torch.full((3, 4, 4), float(i)), "label": i % 10} for i in range(30)]
+    return DataLoader(rows, batch_size=batch_size, shuffle=True), None
 
 
 """

@@ -320,6 +320,7 @@ def saying(**facts):
         (saying(examples=True), "how many rows"),
         (saying(client=2), "its node answers for client 2"),
         (failing, "it failed: <class 'OSError'>:<'no rows'>"),
+        (lambda reply: Message(Error(5, "Node Unavailable - in Flower's words"), reply_to=reply), "its node went away"),
     ],
 )
 def test_a_reply_that_is_none_is_refused_by_name_and_the_others_are_taken(change, reason):

@@ -13,6 +13,7 @@ os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when flwr is first 
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
 from fedsieve import wire
@@ -23,6 +24,12 @@ from fedsieve.engines.plan import Plan
 
 PACKET = "fedsieve.packet.v1"
 TRAIN, ANNOUNCE = "train", "query.announce"
+LOST = {
+    ErrorCode.MESSAGE_UNAVAILABLE: "it did not answer in time",
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "its answer came too late",
+    ErrorCode.NODE_UNAVAILABLE: "its node went away",
+}
+"""What Flower answers in the place of a node that does not."""
 POLL = 0.25
 """Seconds between two looks for replies."""
 
@@ -251,6 +258,8 @@ def carried(reply: Message) -> bytes:
 
 def said(reply: Message) -> tuple[int, int]:
     """The client a node answers for, and its n_k."""
+    if reply.has_error() and reply.error.code in LOST:
+        raise wire.PacketError(LOST[reply.error.code])
     if reply.has_error():
         raise wire.PacketError(f"it failed: {' '.join(str(reply.error.reason).split())}")
     record = reply.content.get("reply")
