@@ -53,7 +53,7 @@ def test_every_method_goes_on_from_a_checkpoint_to_the_same_bits(method, engine,
     steps = list(execute(run, problem))
     checkpoint.save(tmp_path, 2, steps[1].round.server, run.config)
     found = checkpoint.newest(tmp_path)
-    rest = list(execute(run, problem, Standing(found.restore(opening(run).server), found.rounds)))
+    rest = list(execute(run, problem, Standing(found.restore(opening(run, problem).server), found.rounds)))
     assert [step.row["round"] for step in rest] == [3, 4]
     last, again = (checkpoint.encode(4, step.round.server, run.config) for step in (steps[-1], rest[-1]))
     assert last == again

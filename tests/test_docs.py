@@ -81,7 +81,14 @@ def test_every_command_of_the_first_page_works_and_so_does_the_python_of_the_oth
     steps += [("python", text) for text in (saved, load, objective, own, read, *blocks("python.md", "python"))]
     done = subprocess.run([sys.executable, "-c", WORKS.format(steps=steps)], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for text in ("exactly 64 of 640", "features used", "what the cheapest needs", "verified in onnxruntime", "weights have a gate"):
+    for text in (
+        "exactly 64 of 640",
+        "exactly 6 of 30",
+        "6 strongest of 6 features in use",
+        "what the cheapest needs",
+        "verified in onnxruntime",
+        "weights have a gate",
+    ):
         assert text in done.stdout
     assert "accuracy 0.9" in done.stderr
     assert (tmp_path / "said.csv").read_text().startswith("prediction,probability\n")

@@ -67,7 +67,7 @@ def test_a_dense_model_on_clean_rows_is_least_squares_to_a_level_of_eight_bits()
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, 4)) * [1, 1000, 1e-3, 1] + [0, 5000, 0, -3]
     y = x @ [1, 0.002, -4000, 0.5] + 7
-    model = SparseFederatedRegressor(1.0, rounds=40, random_state=0).fit(x, y)
+    model = SparseFederatedRegressor(1.0, n_clients=3, rounds=15, random_state=0).fit(x, y)
     exact = LinearRegression().fit(x, y)
     effect = np.abs(exact.coef_ * x.std(0))
     np.testing.assert_allclose(model.coef_ * x.std(0), exact.coef_ * x.std(0), atol=effect.max() / 127)
@@ -112,7 +112,7 @@ def test_sparse_rows_stay_sparse_and_predict_as_dense_ones():
     x, y = load_breast_cancer(return_X_y=True)
     x = MinMaxScaler().fit_transform(x)
     x[x < 0.2] = 0
-    model = SparseFederatedClassifier(0.3, rounds=10, random_state=0).fit(csr_matrix(x), y)
+    model = SparseFederatedClassifier(0.3, n_clients=3, rounds=3, random_state=0).fit(csr_matrix(x), y)
     np.testing.assert_allclose(model.predict_proba(csr_matrix(x)), model.predict_proba(x))
     assert model.score(x, y) > 0.85
 

@@ -3,13 +3,19 @@
 import io
 import json
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from fedsieve import Problem, Run, execute
 from fedsieve.cli import main
+from fedsieve.data.own import Own
+from fedsieve.experiments.card import model_of
+from fedsieve.experiments.run import Federation
+from fedsieve.privacy import Privacy
 
 RNG = np.random.default_rng(3)
 X = RNG.standard_normal((240, 12)).astype(np.float32)
@@ -37,8 +43,9 @@ def files(tmp_path, monkeypatch):
     )
 
 
-def trained(capsys, *words, method="fed-round-ht"):
-    code = main(["train", "--task", "file", "--method", method, "--rounds", "25", "--json", "--quiet", *words])
+def trained(capsys, *words, method="fed-round-ht", rounds=10):
+    rounds = min(rounds, 3) if method == "flops" else rounds  # it exchanges every batch
+    code = main(["train", "--task", "file", "--method", method, "--rounds", str(rounds), "--json", "--quiet", *words])
     said = capsys.readouterr()
     assert code == 0, said.err
     return json.loads(said.out.splitlines()[-1])
@@ -64,10 +71,74 @@ def test_classes_may_be_words_and_clients_may_be_named(capsys):
     assert result["size"] == 36 and result["nonzero"] == 9
 
 
+def test_two_classes_share_one_logit_and_ten_clients_or_all_take_part(capsys):
+    np.savez("two.npz", x=X, y=np.where(Y > 5, "high", "low"), site=SITES)
+    result = trained(capsys, "--data.path", "two.npz", "--data.client", "site", "--density", "0.25")
+    assert result["size"] == 12 and result["nonzero"] == 3 and result["value"] > 0.9
+    assert result["asked"] == 4 * result["rounds"]
+    assert file_run("two.npz").federation.participation == 10 / 12  # 240 rows, 20 a client
+
+
+def file_run(path, **settings):
+    return Run(task="file", data=Own(path=Path(path)), **{"density": 0.25, "rounds": 5, "method": "fed-round-ht"} | settings)
+
+
+def test_clients_agree_on_units_without_the_test_rows_and_the_bytes_are_counted():
+    problem = Problem(file_run("rows.npz"))
+    np.testing.assert_allclose(problem.units.features.mean, problem.drawn.x.mean(0, dtype=float), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(problem.units.target.scale, problem.drawn.y.std(dtype=float), rtol=1e-5)
+    steps = list(execute(problem.run, problem))
+    agreed = 4 * 2 * (12 + 1) * len(problem.population.present)
+    assert [step.row["bytes_up"] - step.round.up.wire for step in steps] == [agreed, 0, 0, 0, 0]
+    assert [step.row["bytes_down"] - step.round.down.wire for step in steps] == [agreed, 0, 0, 0, 0]
+
+
+def test_units_of_the_file_do_not_matter(capsys):
+    moved, scaled = RNG.normal(0, 9, 12), np.exp2(RNG.integers(-8, 9, 12))
+    np.savez("units.npz", x=X * scaled + moved, y=1000 * Y - 70)
+    plain, other = (model_of(run, Problem(run), last(run).theta) for run in (file_run("rows.npz"), file_run("units.npz")))
+    np.testing.assert_array_equal(plain.coef.indices, other.coef.indices)
+    np.testing.assert_allclose(other.coef.toarray(), 1000 * plain.coef.toarray() / scaled, rtol=1e-3)
+    np.testing.assert_allclose(other.predict(X * scaled + moved), 1000 * plain.predict(X) - 70, rtol=1e-3, atol=10)
+    assert last(file_run("units.npz")).row["mse"] == pytest.approx(1e6 * last(file_run("rows.npz")).row["mse"], rel=1e-2)
+
+
+def last(run):
+    return list(execute(run))[-1]
+
+
+def test_a_model_of_a_file_starts_where_it_was_left():
+    run = file_run("rows.npz")
+    problem, theta = Problem(run), last(run).theta
+    torch.testing.assert_close(problem.inward(problem.outward(theta)), theta, rtol=1e-4, atol=1e-6)
+
+
+def test_means_without_noise_are_not_sent_where_clients_are_hidden():
+    hidden = {"privacy": Privacy(noise=1.0), "method": "fed-avg", "federation": Federation(clients=20, participation=0.5)}
+    assert Problem(file_run("rows.npz", **hidden)).units is None
+    with pytest.raises(ValueError, match="would not hide; leave it out"):
+        Run(task="file", data=Own(path=Path("rows.npz"), standardize=True), density=0.25, **hidden)
+    with pytest.raises(ValueError, match="takes rows as they are"):
+        Run(task="file", data=Own(path=Path("rows.npz"), target="kind", standardize=True), model="torch.nn:Identity")
+
+
+def test_options_of_the_method_default_to_what_suits_the_rows(capsys):
+    main(["train", "--task", "file", "--data.path", "rows.npz", "--help"])
+    assert "capped" in capsys.readouterr().out.split("[choices: constant,")[1].split("[default:")[1].split("]")[0]
+
+
+def test_whole_numbers_that_may_be_classes_are_remarked_upon(tmp_path):
+    lines = ["a,b,y", *(f"{a},{b},{int(a > b)}" for a, b in X[:, :2])]
+    (tmp_path / "zero-one.csv").write_text("\n".join(lines))
+    assert "for classes use --model logistic" in Problem(file_run("zero-one.csv", density=0.5)).drawn.note
+    assert Problem(file_run("zero-one.csv", density=0.5, model="linear")).drawn.note is None
+    assert Problem(file_run("rows.npz")).drawn.note is None
+
+
 def test_svmlight_rows_stay_sparse_and_may_have_several_labels(capsys):
-    one = trained(capsys, "--data.path", "rows.svm", "--model", "softmax", "--density", "0.25", "--federation.clients", "4")
+    one = trained(capsys, "--data.path", "rows.svm", "--model", "softmax", "--density", "0.25", "--federation.clients", "4", rounds=5)
     assert one["size"] == 24 and one["value"] > 0.8
-    many = trained(capsys, "--data.path", "many.svm", "--density", "0.25", "--federation.clients", "4")
+    many = trained(capsys, "--data.path", "many.svm", "--density", "0.25", "--federation.clients", "4", rounds=5)
     assert many["metric"] == "micro_f1" and many["size"] == 36 and many["value"] > 0.8
 
 
@@ -81,8 +152,22 @@ def test_features_share_gates_and_are_listed_by_name(capsys):
 @pytest.mark.parametrize("method", ["flops-pa", "flops", "fed-iter-ht", "random-mask"])
 def test_groups_are_kept_or_dropped_whole_by_every_method(capsys, method):
     words = ["--data.path", "rows.npz", "--data.target", "kind", "--data.client", "site", "--gates.group", "feature", "--density", "0.2"]
-    result = trained(capsys, *words, method=method)
+    result = trained(capsys, *words, method=method, rounds=3)
     assert result["nonzero"] == 6 and len(result["features"]) == 2  # 7 weights asked for, groups of 3
+
+
+def test_rows_keep_their_shape_for_a_module(capsys, tmp_path):
+    np.savez("images.npz", x=X.reshape(240, 1, 3, 4), y=WORDS)
+    (tmp_path / "images.py").write_text(
+        "from torch import nn\ndef net():\n    return nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Flatten(), nn.Linear(24, 3))\n"
+    )
+    words = ["--data.path", "images.npz", "--model", "images:net", "--density", "0.5"]
+    trained(capsys, *words, "--out", "images", rounds=1)
+    assert main(["predict", "images", "images.npz", "--target", "y"]) == 0
+    assert capsys.readouterr().out.count("\n") == 241
+    np.savez("images.npz", x=X, y=WORDS)
+    assert main(["train", "--task", "file", "--quiet", *words]) == 2
+    assert "images:net cannot take rows of 12 numbers: " in capsys.readouterr().err
 
 
 def test_a_module_of_ones_own_is_trained(capsys, tmp_path):
@@ -92,7 +177,7 @@ def test_a_module_of_ones_own_is_trained(capsys, tmp_path):
     words = ["--data.path", "rows.npz", "--data.target", "kind", "--data.client", "site", "--model", "nets:net", "--density", "0.3"]
     result = trained(capsys, *words)
     assert result["size"] == 12 * 16 + 16 + 16 * 3 + 3 and result["value"] > 0.7
-    grouped = trained(capsys, *words, "--gates.group", "neuron")
+    grouped = trained(capsys, *words, "--gates.group", "neuron", rounds=1)
     assert grouped["nonzero"] <= result["nonzero"]
 
 
@@ -102,7 +187,7 @@ def test_groups_of_unequal_size_share_one_global_budget(capsys, tmp_path, method
         "from torch import nn\ndef net():\n    return nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))\n"
     )
     words = ["--data.path", "rows.npz", "--data.target", "kind", "--data.client", "site", "--model", "nets:net", "--density", "0.3"]
-    result = trained(capsys, *words, "--gates.group", "neuron", "--algorithm.budget", "global", method=method)
+    result = trained(capsys, *words, "--gates.group", "neuron", "--algorithm.budget", "global", method=method, rounds=1)
     allowed = int(0.3 * (12 * 16 + 16 + 16 * 3 + 3))
     assert allowed - 12 < result["nonzero"] <= allowed  # neurons of 12 and 16 weights, biases alone
 
@@ -253,7 +338,8 @@ def test_odd_clients_are_remarked_upon_and_trained_with(capsys):
     kinds = np.where(SITES == "site 2", "low", WORDS)
     np.savez("odd.npz", x=X, kind=kinds, site=sites)
     words = ["--data.path", "odd.npz", "--data.target", "kind", "--data.client", "site", "--density", "0.25"]
-    note = next(result["note"] for seed in range(9) if "no training" in (result := trained(capsys, *words, "--seed", str(seed)))["note"])
+    results = (trained(capsys, *words, "--seed", str(seed), rounds=1) for seed in range(9))
+    note = next(result["note"] for result in results if "no training" in result["note"])
     assert "1 client has no training row: 'Site 1 '" in note
     assert "1 client has rows of one class only: 'site 2'" in note
     assert "2 clients have a name that differs only in case or blanks: 'Site 1 ', 'site 1'" in note

@@ -36,7 +36,11 @@ PLAIN = {
     "doctor": ("fedsieve.doctor", "Versions, data and optional packages on this machine."),
 }
 """Commands with the same options whatever is typed: their home, and their help."""
-COMPLETION = "Print what makes a shell complete commands and options."
+COMPLETION = """Print what makes a shell complete commands and options.
+
+For bash: `fedsieve completion bash > ~/.local/share/bash-completion/completions/fedsieve`. For zsh, write it to a file
+`_fedsieve` in a folder of `$fpath`; for fish to `~/.config/fish/completions/fedsieve.fish`. Then open a new shell.
+"""
 DATA = "What data there is, how it falls on clients, where to get it."
 FLOWER = "A Flower app of your own, and a federation to run it in."
 SECTIONS = ("data", "federation", "gates", "failures", "privacy", "algorithm", "checkpoint")
@@ -107,9 +111,7 @@ def build(words: list[str]) -> App:
 
 def _completion(app: App) -> Callable[..., None]:
     def completion(shell: Literal["bash", "zsh", "fish"]) -> None:
-        """Print what makes a shell complete commands and options.
-
-        For bash: `fedsieve completion bash > ~/.local/share/bash-completion/completions/fedsieve`.
+        """What `completion` does.
 
         Parameters
         ----------
@@ -147,8 +149,9 @@ def _command(name: str, words: list[str]) -> Callable[..., int]:
     from fedsieve import commands
 
     settings = dict(ChainMap(*settings_files(words).values()))
-    task, method, model = (peek(words, f"--{key}") or settings.get(key) for key in ("task", "method", "model"))
-    return commands.compare_command(task, model) if name == "compare" else commands.train_command(task, method, model)
+    top = [peek(words, f"--{key}") or settings.get(key) for key in ("task", "method", "model")]
+    data = [peek(words, f"--data.{key}") or settings.get("data", {}).get(key) for key in ("path", "target", "client")]
+    return getattr(commands, f"{name}_command")(commands.Named(*top, *data))
 
 
 def peek(words: list[str], flag: str) -> str | None:

@@ -17,16 +17,14 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, v
 
 from fedsieve.algorithms import METHODS, algorithm_class
 from fedsieve.algorithms.method import Method
-from fedsieve.core.optimizers import StepRule
 from fedsieve.core.selection import exact_floor
 from fedsieve.core.streams import key, stream
 from fedsieve.data import scaling
 from fedsieve.data.partition import Partition
-from fedsieve.data.scaling import Units
 from fedsieve.data.spread import Matrix, Spread, split
 from fedsieve.engines.simulate import one_thread, simulate
 from fedsieve.experiments.execute import refuse_divergence, traffic
-from fedsieve.experiments.tasks import MEASURES, REFITTED
+from fedsieve.experiments.tasks import MEASURES, own_settings
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.show import Counted, number
 
@@ -35,10 +33,6 @@ MEASURED_ROWS = 10_000
 """Training rows each round is measured on, at most."""
 ALPHA = 0.5
 """Dirichlet parameter of the skewed partitions."""
-BOUNDED = {"step_rule": StepRule.CAPPED}
-"""Steps of at most 1/L: Polyak's aims at a loss of 0, which noisy targets and models smaller than a batch do not have (decision F10)."""
-MOST_BOUNDED = 1000
-"""Sparse features up to which L is computed: it needs a client's rows over all the features it has."""
 PARAMETERS = """density : float, default 0.5
     fraction of the weights that may be non-zero
 method : str or Method, default "sieve"
@@ -141,11 +135,13 @@ class SparseFederated(BaseEstimator):
         before = self.n_iter_ if resumed else 0
         seed = key(int(check_random_state(self.random_state).randint(2**31 - 1)), "rounds", before) >> 1
         objective = Linear(loss=loss, features=x.shape[1], outputs=outputs, intercept=self.fit_intercept)
-        algorithm = self._algorithm(objective, narrow=not issparse(x) or x.shape[1] <= MOST_BOUNDED)
+        algorithm = self._algorithm(objective, sparse=issparse(x))
         order, counts = self._clients(x, y if loss in (Loss.LOGISTIC, Loss.SOFTMAX) else None, groups, seed)
         x, y = x[order], y[order]
-        units = self._units(x, y, counts, loss)
-        rows, targets = units.tensors(x, y)
+        squared = loss is Loss.SQUARED
+        units = scaling.units(x, y, counts, features=self.standardize, target=squared, centre=self.fit_intercept)
+        rows, targets = units.apply(x, y)
+        rows, targets = rows if issparse(rows) else torch.from_numpy(rows), torch.from_numpy(targets)
         sample = torch.from_numpy(stream(seed, "measured").permutation(len(y))[:MEASURED_ROWS])
         seen = rows[sample.numpy()] if issparse(rows) else rows[sample]
         measure, metric = MEASURES[loss]
@@ -158,7 +154,7 @@ class SparseFederated(BaseEstimator):
             participation=self.participation,
             rounds=self.rounds,
             seed=seed,
-            given=units.inward(self._matrix(), self.intercept_, self.fit_intercept) if resumed else None,
+            given=units.inward(self._matrix(), self.intercept_ if self.fit_intercept else None) if resumed else None,
         )
         history = self.history_ if resumed else []
         with one_thread(), Counted(self.rounds, type(self).__name__, "round", quiet=not self.verbose) as bar:
@@ -189,15 +185,14 @@ class SparseFederated(BaseEstimator):
         if self.partition is not None and self.partition not in list(Partition):
             raise ValueError(f"unknown partition {self.partition!r}; there are {', '.join(Partition)}")
 
-    def _algorithm(self, objective: Linear, *, narrow: bool) -> Method:
+    def _algorithm(self, objective: Linear, *, sparse: bool) -> Method:
         """The method, keeping max(1, floor(density p)) weights; by name, with the settings that suit rows of a user's own."""
         weights = objective.layout.gated
         density = self.density if exact_floor(self.density, weights) else min(1.5 / weights, 1.0)
         if isinstance(self.method, Method):
             return replace(self.method, density=density)
         cls = algorithm_class(self.method)
-        bounded = narrow and cls.step_rule is StepRule.POLYAK and (objective.loss is Loss.SQUARED or weights <= cls.batch)
-        return cls(density=density, **(BOUNDED if bounded else {}), **(REFITTED if cls.holds_everywhere else {}))
+        return cls(density=density, **own_settings(cls, objective, sparse=sparse))
 
     def _clients(self, x: Matrix, labels: np.ndarray | None, groups: Any, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """The rows in the order of the clients who hold them, and how many each holds."""
@@ -218,13 +213,6 @@ class SparseFederated(BaseEstimator):
             raise ValueError(f"groups says whose each row is, and row {nobody[0]} is nobody's; fill in the {len(nobody)} missing")
         _, owner = np.unique(groups, return_inverse=True)
         return np.argsort(owner, kind="stable"), np.bincount(owner)
-
-    def _units(self, x: Matrix, y: np.ndarray, counts: np.ndarray, loss: Loss) -> Units:
-        """Dense features and numeric targets in units all clients share; without an intercept nothing may be moved, only scaled."""
-        dense = self.standardize and not issparse(x)
-        features = scaling.agreed(x, counts, centre=self.fit_intercept) if dense else scaling.none(x.shape[1])
-        target = scaling.agreed(y[:, None], counts, centre=self.fit_intercept) if loss is Loss.SQUARED else scaling.none(1)
-        return Units(features, target)
 
 
 class SparseFederatedClassifier(ClassifierMixin, SparseFederated):

@@ -44,6 +44,8 @@ class Card:
     """names of the columns it reads; None where they are known by number only"""
     first: int = 0
     """number of the first feature in svmlight files like the one it learned from"""
+    spread: tuple[float, ...] | None = None
+    """standard deviation of each feature where it learned, in the feature's own units; None where rows were taken as they are"""
     build: str | None = None
     """PACKAGE.MODULE:FACTORY of a module; None is a linear model"""
 

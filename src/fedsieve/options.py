@@ -3,11 +3,11 @@
 import ast
 import inspect
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields, make_dataclass
 from typing import Annotated, Any, get_type_hints
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 
 
 def whole(_: Any, tokens: Sequence[Any]) -> int:
@@ -42,16 +42,31 @@ def visible(cls: type) -> list[Field]:
     return [f for f in fields(cls) if f.init and "section" not in f.metadata and f.name not in getattr(cls, "unused", ())]
 
 
-def section(cls: type, name: str, *, optional: bool = False, defaults: Mapping[str, Any] | None = None) -> type:
-    """A dataclass for the parser with the visible fields of `cls`; `optional` makes every default None, `defaults` replaces some."""
-    hints, texts = get_type_hints(cls), field_help(cls)
+def section(
+    cls: type,
+    name: str,
+    *,
+    optional: bool = False,
+    defaults: Mapping[str, Any] | None = None,
+    kinds: Mapping[str, Any] | None = None,
+    without: Collection[str] = (),
+    group: Group | None = None,
+) -> type:
+    """A dataclass for the parser with the visible fields of `cls`, some left out.
+
+    `optional` makes every default None, `defaults` replaces some, `kinds` replaces what some may hold; `group` is their panel in the help.
+    """
+    hints, texts = get_type_hints(cls) | dict(kinds or {}), field_help(cls)
     made: list[tuple[str, Any, Any]] = []
     for f in visible(cls):
+        if f.name in without:
+            continue
         kind = hints[f.name] | None if optional else hints[f.name]
         default = None if optional else (defaults or {}).get(f.name, f.default)
         assert default is not MISSING, f"{cls.__name__}.{f.name} needs a default that works"
         converter = whole if hints[f.name] in (int, int | None) else None
-        made.append((f.name, Annotated[kind, Parameter(help=texts.get(f.name, ""), converter=converter)], field(default=default)))
+        panel = {} if group is None else {"group": group}
+        made.append((f.name, Annotated[kind, Parameter(help=texts.get(f.name, ""), converter=converter, **panel)], field(default=default)))
     # Without a module of its own the parser takes the class for one of Python's and does not look inside.
     return make_dataclass(name, made, kw_only=True, frozen=True, namespace={"__module__": __name__})
 

@@ -153,7 +153,7 @@ def inspect(run: Path, /, *, top: int = TOP, out: Path | None = None, json: Flag
         raise ModelError(f"--top must be at least 1; got {top}")
     layers = table_of_layers({"layers": given.layers}, given.index, given.value)
     if given.card.build is None:
-        strong = strongest_features(given.coef, given.card.features, given.card.first, top)
+        strong = strongest_features(given, top)
     else:
         strong = strongest_weights({"layers": given.layers}, given.index, given.value, top)
     place = out or (None if json else path.with_suffix(".png"))

@@ -10,10 +10,16 @@ from fedsieve.data.sources import DataError
 from fedsieve.data.spread import Drawn, Spread, split
 
 
-def draw(data: own.Own, labels: bool, spread: Spread, seed: int, server_rows: int = 0) -> Drawn:
-    """The rows on their own clients, or spread by the chosen partition; some held out as test rows."""
+def draw(
+    data: own.Own, kind: type[np.generic] | None, row: tuple[int, ...] | None, spread: Spread, seed: int, server_rows: int = 0
+) -> Drawn:
+    """The rows on their own clients, or spread by the chosen partition; some held out as test rows.
+
+    Classes become numbers of a `kind`; rows have the shape `row`, or lie flat.
+    """
     table = own.read(data.path, data.target, data.client)
-    y = np.searchsorted(own.classes(table.y), table.y) if labels else table.y.astype(np.float32)
+    labels = kind is not None
+    y = np.searchsorted(own.classes(table.y), table.y).astype(kind) if labels else table.y.astype(np.float32)
     order = stream(seed, "test rows").permutation(len(y))
     cut = max(1, round(data.test_fraction * len(y)))
     test, mine, rest = order[:cut], order[cut : cut + server_rows], np.sort(order[cut + server_rows :])
@@ -28,7 +34,8 @@ def draw(data: own.Own, labels: bool, spread: Spread, seed: int, server_rows: in
         note = "; ".join(remarks(names.tolist(), [y[rest[part]] for part in parts], labels)) or None
     placed = rest[np.concatenate(parts)]
     counts = np.array([len(part) for part in parts])
-    return Drawn(table.x[placed], y[placed], counts, table.x[test], y[test], table.x[mine], y[mine], note=note)
+    x = table.x if row is None else table.x.reshape(-1, *row)
+    return Drawn(x[placed], y[placed], counts, x[test], y[test], x[mine], y[mine], note=note)
 
 
 def remarks(names: list, targets: list[np.ndarray], labels: bool) -> Iterator[str]:

@@ -39,6 +39,9 @@ class Own:
     """part of the rows held out as test rows"""
     intercept: bool = True
     """fit one more number an output, without a gate and outside the density"""
+    standardize: bool | None = None
+    """clients first agree on mean and scale of dense features and of numbers to predict; the model reads your units all the same
+    (default: yes for linear models, unless privacy.noise hides clients; modules take rows as they are)"""
 
     @property
     def rows(self) -> int | None:
@@ -62,6 +65,8 @@ class Table(NamedTuple):
     """what the columns of y stand for, where there are several"""
     first: int = 0
     """the number the file gives its first feature"""
+    row: tuple[int, ...] | None = None
+    """the shape of a row, where x is the rows laid flat"""
 
 
 def read(path: Path, target: str, client: str | None) -> Table:
@@ -102,8 +107,8 @@ def read_npz(path: Path, target: str, client: str | None) -> Table:
         x = real(member(arrays, "x", "array", path), path)
         y = member(arrays, target, "data.target", path)
         owner = None if client is None else member(arrays, client, "data.client", path)
-    x = x.reshape(len(x), int(np.prod(x.shape[1:])))
-    return Table(x, y, owner, numbered(0, x.shape[1], path))
+    flat = x.reshape(len(x), int(np.prod(x.shape[1:])))
+    return Table(flat, y, owner, numbered(0, flat.shape[1], path), row=x.shape[1:])
 
 
 def member(arrays: Mapping[str, np.ndarray | bytes], wanted: str, what: str, path: Path) -> np.ndarray:
@@ -163,7 +168,9 @@ def numbers(path: Path, header: list[str], rows: list[list[str]], kept: list[int
             return np.array([[row[j] for j in kept] for row in rows], dtype=np.float32).reshape(len(rows), len(kept))
     except ValueError:
         number, j = next((n, j) for n, row in enumerate(rows) for j in kept if not _is_number(row[j]))
-        raise DataError(f"{path}, line {number + 2}: column {header[j]} is {rows[number][j]!r}, not a number") from None
+        raise DataError(
+            f"{path}, line {number + 2}: column {header[j]} is {rows[number][j]!r}, not a number; replace it, or remove the column"
+        ) from None
 
 
 def column(rows: list[list[str]], j: int) -> list[str]:

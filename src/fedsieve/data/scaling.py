@@ -66,19 +66,27 @@ class Units(NamedTuple):
         """What agreeing on them costs a client, up and down alike."""
         return 4 * (self.features.floats_each_way + self.target.floats_each_way)
 
-    def tensors(self, x: Matrix, y: np.ndarray) -> tuple[Tensor | csr_matrix, Tensor]:
-        """Rows and targets in these units, in single precision."""
-        rows = csr_matrix(x, dtype=np.float32) if issparse(x) else torch.from_numpy(self.features.apply(x).astype(np.float32))
-        return rows, torch.from_numpy(y if y.dtype.kind == "i" else self.target.apply(y).astype(np.float32))
+    def apply(self, x: Matrix, y: np.ndarray) -> tuple[Matrix, np.ndarray]:
+        """Rows and targets in these units, in single precision; classes stay what they are."""
+        rows = csr_matrix(x, dtype=np.float32) if issparse(x) else self.features.apply(x).astype(np.float32)
+        return rows, y if y.dtype.kind == "i" else self.target.apply(y).astype(np.float32)
 
     def outward(self, matrix: Tensor, intercept: Tensor | None) -> tuple[np.ndarray, np.ndarray]:
-        """Coefficients and intercepts for rows as the user has them."""
+        """Coefficients (outputs, features) and intercepts (outputs,) for rows as the user has them."""
         coef = matrix.double().numpy() * self.target.scale / self.features.scale
         moved = np.zeros(len(coef)) if intercept is None else intercept.double().numpy() * self.target.scale + self.target.mean
         return coef, moved - coef @ self.features.mean
 
-    def inward(self, coef: np.ndarray, intercept: np.ndarray, fitted: bool) -> Tensor:
-        """The same as a parameter vector of the model under training."""
+    def inward(self, coef: np.ndarray, intercept: np.ndarray | None) -> Tensor:
+        """The same as a parameter vector of the model under training; without an intercept nothing was moved."""
         matrix = coef * self.features.scale / self.target.scale
-        free = (intercept + coef @ self.features.mean - self.target.mean) / self.target.scale
-        return torch.from_numpy(np.concatenate((matrix.reshape(-1), free if fitted else [])).astype(np.float32))
+        free = [] if intercept is None else (intercept + coef @ self.features.mean - self.target.mean) / self.target.scale
+        return torch.from_numpy(np.concatenate((matrix.reshape(-1), free)).astype(np.float32))
+
+
+def units(x: Matrix, y: np.ndarray, counts: np.ndarray, *, features: bool, target: bool, centre: bool) -> Units:
+    """Units all clients share, of dense features and of numbers to predict; without an intercept nothing may be moved, only scaled."""
+    return Units(
+        agreed(x, counts, centre=centre) if features and not issparse(x) else none(x.shape[1]),
+        agreed(y[:, None], counts, centre=centre) if target else none(1),
+    )

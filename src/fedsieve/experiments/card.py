@@ -14,7 +14,7 @@ from fedsieve.objectives.linear import Linear, Loss
 
 def model_of(run: Run, problem: Problem, theta: Tensor) -> Model:
     """The weights that are not zero, their places and their meaning."""
-    flat = theta.float().numpy(force=True)
+    flat = problem.outward(theta).float().numpy(force=True)
     index = np.flatnonzero(flat).astype(np.int32)
     tensors = {name: tuple(shape) for name, (_, shape) in run.objective.places.items()}
     return Model(index=index, value=flat[index], tensors=tensors, free=run.objective.layout.free, card=card(run, problem, theta))
@@ -37,5 +37,6 @@ def card(run: Run, problem: Problem, theta: Tensor) -> Card:
         classes=classes,
         features=tuple(table.names) if table is not None and Path(run.data.path).suffix == ".csv" else None,
         first=0 if table is None else table.first,
+        spread=None if problem.spread is None else tuple(float(f"{scale:.6g}") for scale in problem.spread),
         build=None if isinstance(objective, Linear) else run.model or f"{objective.build.__module__}:{objective.build.__qualname__}",
     )

@@ -28,6 +28,7 @@ def describe(run: Run, problem: Problem) -> dict[str, Any]:
         "message_density": [run.algorithm.message_density(Clock(number, run.rounds)) for number in range(run.rounds)],
         "bytes_dense": bytes_dense(run, problem),
         "layout": layout(run.objective.layout),
+        "spread": None if problem.spread is None else problem.spread.tolist(),
         "truth": None if truth is None else truth.reshape(-1).nonzero()[:, 0].tolist(),
         "clients": clients(run, problem),
         "environment": environment(run),

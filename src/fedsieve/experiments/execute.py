@@ -51,9 +51,9 @@ class Standing(NamedTuple):
     """what they took"""
 
 
-def opening(run: Run) -> Standing:
+def opening(run: Run, problem: Problem) -> Standing:
     """Before the first round: drawn from the seed, or from given weights."""
-    given = None if run.start is None else load_start(run.start, run.objective).to(device=run.device, dtype=run.dtype)
+    given = None if run.start is None else problem.inward(load_start(run.start, run.objective)).to(device=run.device, dtype=run.dtype)
     return Standing(start(run.algorithm, run.objective, run.seed, run.dtype, run.device, given))
 
 
@@ -64,7 +64,7 @@ def execute(run: Run, problem: Problem | None = None, standing: Standing | None 
     problem.check()
     algorithm = run.algorithm
     tune = problem.exchange(problem.server_rows, key(run.seed, "tune")) if run.federation.server_rows else None
-    standing = standing or opening(run)
+    standing = standing or opening(run, problem)
     exchange = problem.exchange(problem.rows, run.seed)
     if run.failures.any:
         present = problem.population.present
@@ -95,7 +95,8 @@ def execute(run: Run, problem: Problem | None = None, standing: Standing | None 
             row["full"] = problem.measure(full)[run.metric]
         row |= {name: float(value) for name, value in algorithm.info(done.server).items()}
         row |= {} if epsilons is None else {"epsilon": next(epsilons)}
-        row |= traffic(done.up, done.down)
+        agreeing = () if done.number else (problem.agreeing,)
+        row |= traffic(done.up.plus(*agreeing), done.down.plus(*agreeing))
         row |= {"cohort": done.cohort, "replied": done.replied, "rejected": done.rejected, "seconds": time.perf_counter() - began}
         yield Progress(done, theta, row, gate_histogram(algorithm, done.server))
 

@@ -34,7 +34,7 @@ def begin(
                 f"from about 0.17 they start open",
                 file=sys.stderr,
             )
-        return go_on(run, problem, folder, Past(opening(run), [], [], []), pace or Pace(), quiet=quiet, track=track)
+        return go_on(run, problem, folder, Past(opening(run, problem), [], [], []), pace or Pace(), quiet=quiet, track=track)
 
 
 def finished(run: Run, folder: Path) -> dict[str, Any] | None:
@@ -50,11 +50,11 @@ def finished(run: Run, folder: Path) -> dict[str, Any] | None:
 def resume(run: Run, folder: Path, pace: Pace | None = None, *, quiet: bool, track: Tracker | None = None) -> dict[str, Any]:
     """Go on with a run from its newest whole checkpoint; with more rounds than it had, its schedules follow the new number from here."""
     with store.held(folder):
-        done, damaged = past(folder, opening(run), run.config, run.rounds)
-        for text in damaged:
-            print(f"note: passed over checkpoint {text}; an older one is used", file=sys.stderr)
         problem = Problem(run)
         problem.check()
+        done, damaged = past(folder, opening(run, problem), run.config, run.rounds)
+        for text in damaged:
+            print(f"note: passed over checkpoint {text}; an older one is used", file=sys.stderr)
         about = describe(run, problem)
         if not same_problem(folder, about) or run.rounds > restore(folder).rounds:
             write_settings(folder, run, about)

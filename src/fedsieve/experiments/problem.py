@@ -5,12 +5,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from fedsieve import metrics
 from fedsieve.core.screening import Screen
-from fedsieve.core.types import Exchange
+from fedsieve.core.types import Bytes, Exchange
+from fedsieve.data import scaling
+from fedsieve.data.scaling import Units
 from fedsieve.data.spread import Drawn, Spread
 from fedsieve.engines.batched import Batched
 from fedsieve.engines.loop import Loop
@@ -52,7 +55,8 @@ class Problem:
             try:
                 outputs = self.run.objective.predict(self.run.objective.flat(self.run.objective.module).to(self.run.dtype), x[:2])
             except RuntimeError as problem:
-                raise ValueError(f"--model {self.run.model} cannot take these rows: {str(problem).splitlines()[0]}") from None
+                shape = " x ".join(map(str, x.shape[1:]))
+                raise ValueError(f"--model {self.run.model} cannot take rows of {shape} numbers: {str(problem).splitlines()[0]}") from None
             if outputs.shape[-1] <= int(y.max()):
                 raise ValueError(f"--model {self.run.model} has {outputs.shape[-1]} outputs; there are {int(y.max()) + 1} classes")
 
@@ -80,9 +84,47 @@ class Problem:
         return Screen(norm_limit=federation.norm_limit, most_examples=federation.most_examples or int(self.counts.max()))
 
     @cached_property
+    def units(self) -> Units | None:
+        """What linear models of a user's own rows are trained in, agreed on by those who train; None where rows are taken as they are."""
+        if not getattr(self.run.data, "standardize", False):
+            return None
+        squared = self.run.about.loss is Loss.SQUARED
+        return scaling.units(self.drawn.x, self.drawn.y, self.counts, features=True, target=squared, centre=self.run.data.intercept)
+
+    @property
+    def spread(self) -> np.ndarray | None:
+        """The scale of each feature, where clients agreed on one."""
+        known = self.units is not None and isinstance(self.drawn.x, np.ndarray)
+        return self.units.features.scale if known else None
+
+    @property
+    def agreeing(self) -> Bytes:
+        """What agreeing on units took, up and down alike."""
+        sent = 0 if self.units is None else self.units.bytes_each_way * len(self.population.present)
+        return Bytes(formula=sent, payload=sent, wire=sent, weights=sent)
+
+    def inward(self, theta: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
+        """A model for rows as the user has them, as it is trained."""
+        if self.units is None:
+            return theta
+        matrix, intercept = self.run.objective.parts(theta)
+        return self.units.inward(matrix.double().numpy(force=True), None if intercept is None else intercept.double().numpy(force=True)).to(
+            theta
+        )
+
+    def outward(self, theta: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
+        """The model under training, for rows as the user has them; what is not zero stays so in the smallest units."""
+        if self.units is None:
+            return theta
+        coef, intercept = self.units.outward(*(None if part is None else part.cpu() for part in self.run.objective.parts(theta)))
+        parts = (coef.reshape(-1), intercept if self.run.objective.intercept else [])
+        found = torch.from_numpy(np.concatenate(parts)).to(theta)
+        return torch.where((found == 0) & (theta != 0), torch.finfo(torch.float32).tiny, found)
+
+    @cached_property
     def rows(self) -> Rows:
-        """The clients' rows, centred if asked."""
-        x, y = self.drawn.x, self.drawn.y
+        """The clients' rows, in common units, centred if asked."""
+        x, y = self._united(self.drawn.x, self.drawn.y)
         if self.run.federation.centring is Centring.CLIENT:
             if isinstance(x, csr_matrix):
                 raise ValueError("federation.centring client would fill sparse rows with numbers; use --federation.centring none")
@@ -92,7 +134,7 @@ class Problem:
     @cached_property
     def server_rows(self) -> Rows:
         """The server's own rows."""
-        return self._rows(self.drawn.server_x, self.drawn.server_y, [len(self.drawn.server_y)])
+        return self._rows(*self._united(self.drawn.server_x, self.drawn.server_y), [len(self.drawn.server_y)])
 
     @cached_property
     def test(self) -> tuple[Tensor | csr_matrix, Tensor]:
@@ -116,15 +158,18 @@ class Problem:
         return Loop(**parts) if run.engine is Engine.LOOP else Batched(**parts, sample_bytes=run.bytes is Counting.SAMPLED)
 
     def measure(self, theta: Tensor) -> dict[str, float]:
-        """Test metrics of a parameter vector."""
+        """Test metrics of a parameter vector under training, in the user's units."""
         x, y = self.test
-        return MEASURES[self.run.about.loss][0](self.run.objective.predict(theta, x), y)
+        return MEASURES[self.run.about.loss][0](self.run.objective.predict(self.outward(theta), x), y)
 
     def recovery(self, theta: Tensor) -> dict[str, float]:
         """How well its support is the true one, where that is known."""
         if self.truth is None:
             return {}
         return metrics.recovery((theta[: self.truth.numel()] != 0).view_as(self.truth), self.truth != 0)
+
+    def _united(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return (x, y) if self.units is None else self.units.apply(x, y)
 
     def _rows(self, x: np.ndarray, y: np.ndarray, counts: Any) -> Rows:
         rows = x.astype(np.dtype(str(self.run.dtype).removeprefix("torch."))) if isinstance(x, csr_matrix) else self._tensor(x)

@@ -131,23 +131,36 @@ class Run:
     """Everything that decides a result."""
 
     task: str = "lr"
+    """what is learned; --data.* are the options of this task"""
     method: str = "sieve"
+    """who learns; --algorithm.* are the options of this method"""
     density: float | None = None
+    """fraction of weights that may be non-zero (default: the task's, mostly 0.05)"""
     rounds: int | None = None
+    """rounds of training (default: 50 for gradient methods, 100 for the others)"""
     seed: int = 0
+    """every random number follows from it"""
     engine: Engine = Engine.BATCHED
+    """batched is fast, loop is the readable reference"""
     precision: Precision = Precision.SINGLE
+    """double makes both engines give the same bits"""
     device: str = "cpu"
+    """where tensors live"""
     threads: int = 1
+    """threads for tensor arithmetic; results repeat bit for bit for one number of threads"""
     bytes: Counting = Counting.ENCODED
+    """encoded: every message is; sampled: one reply an exchange stands for all"""
     judge: Judge = Judge.TEST
+    """rows a run is measured on: test, or for tuning a tenth of each client's rows held out (validation)"""
     data: Any = None
     federation: Federation = field(default_factory=Federation)
     gates: Gating = field(default_factory=Gating)
     failures: Failures = field(default_factory=Failures)
     privacy: Privacy = field(default_factory=Privacy)
     model: str | None = None
+    """of task file: linear, logistic, softmax, multilabel or PACKAGE.MODULE:FACTORY (default: what the target suggests)"""
     start: Path | None = None
+    """weights to start from: a model.safetensors of an earlier run, or a module's own tensors by name"""
     algorithm: Method | None = None
 
     def __post_init__(self) -> None:
@@ -168,7 +181,9 @@ class Run:
         if self.density is None:
             set_field(self, "density", task.density)
         if federation.participation is None:
-            federation = replace(federation, participation=self._usual_participation(algorithm, federation))
+            federation = replace(federation, participation=self._usual_participation(algorithm, federation, task.fewest))
+        if self.task == "file":
+            set_field(self, "data", replace(self.data, standardize=self._standardized()))
         if federation.weights is None:
             equal = self.privacy.noise or federation.mean is not Mean.WEIGHTED
             federation = replace(federation, weights=Weighting.UNIFORM if equal else task.weights or algorithm.weights)
@@ -192,9 +207,19 @@ class Run:
         return cls(**settings_of(self.about, cls, self.model))
 
     @staticmethod
-    def _usual_participation(algorithm: Method, federation: Federation) -> float:
-        """The method's own, but never so little that it picks nobody."""
-        return 1.0 if federation.central else max(algorithm.usual_participation, 1 / federation.clients)
+    def _usual_participation(algorithm: Method, federation: Federation, fewest: int) -> float:
+        """The method's own, but never so little that a round has fewer clients than the task wants."""
+        return 1.0 if federation.central else max(algorithm.usual_participation, min(fewest / federation.clients, 1.0))
+
+    def _standardized(self) -> bool:
+        """Whether clients of a user's own rows first agree on units: nothing else would make weights comparable (decision F11)."""
+        module = self.model is not None and ":" in self.model
+        asked = self.data.standardize
+        if asked and module:
+            raise ValueError(f"data.standardize is of linear models; --model {self.model} takes rows as they are; leave it out")
+        if asked and self.privacy.noise:
+            raise ValueError("data.standardize sends every client's means without noise, which privacy.noise would not hide; leave it out")
+        return not module and not self.privacy.noise if asked is None else asked
 
     def _check(self) -> None:
         federation, objective = self.federation, self.objective

@@ -16,6 +16,7 @@ from fedsieve.algorithms.method import Method
 from fedsieve.algorithms.sieve import Ending, Uplink
 from fedsieve.algorithms.usual import CAREFUL, FALLING, fitting
 from fedsieve.core.aggregation import Weighting
+from fedsieve.core.optimizers import StepRule
 from fedsieve.core.types import Objective
 from fedsieve.data import assigned, files, own
 from fedsieve.data.files import Files
@@ -39,6 +40,14 @@ IMAGES = {**FALLING, "rate": 3.0, "batch": 64, "scaling_rate": 0.3, "step_gates"
 """For softmax on images; the last two are FLoPS-PA's: with the schedule it may close gates sooner."""
 WHOLE = {"uplink": Uplink.WEIGHTS, "server_rate": 1.0}
 """For sieve where tens of thousands of weights each matter a little: weights as they are, not signs of updates (decision H3)."""
+BOUNDED = {"step_rule": StepRule.CAPPED}
+"""Steps of at most 1/L: Polyak's aims at a loss of 0, which noisy targets and models smaller than a batch do not have (decision F10)."""
+FEW_VALUES = 20
+"""Different whole numbers up to which a target looks like classes."""
+MOST_BOUNDED = 1000
+"""Sparse features up to which L is computed: it needs a client's rows over all the features it has."""
+FEWEST = 10
+"""Clients a round takes at least on rows of a user's own, or all there are: a round of one client follows that client (decision F11)."""
 REFITTED = {**WHOLE, "ending": Ending.FROZEN}
 """For sieve on rows of a user's own (estimators, `fit`, task file): numbers, not signs, and no gate noise at the end (decision H6)."""
 
@@ -55,6 +64,8 @@ class Task:
     objective: Callable[[Any, Group], Objective]
     """(options, what shares a gate) -> the loss"""
     clients: int = 100
+    fewest: int = 1
+    """clients a round takes at least, unless a participation is typed"""
     partition: Partition = Partition.QUANTITY
     density: float = 0.05
     weights: Weighting | None = None
@@ -65,6 +76,8 @@ class Task:
     """found on validation rows, for methods without a rule that holds on every task"""
     sieve: Mapping[str, Any] = field(default_factory=dict)
     """where sieve departs from its rule"""
+    rule: Callable[[type[Method]], Mapping[str, Any]] = lambda _: {}
+    """what else depends on the method"""
 
     @property
     def metric(self) -> str:
@@ -100,7 +113,7 @@ def file_task(data: Own, model: str | None) -> Task:
     if data.path is None:
         raise ValueError("task file needs --data.path with a .npz, .csv or .svm file")
     table = own.read(data.path, data.target, data.client)
-    kind = model or ("multilabel" if table.y.ndim == 2 else "softmax" if table.y.dtype.kind in "USiub" else "linear")
+    kind = model or suggested(table.y)
     features = table.x.shape[1]
     if table.y.ndim != 1 and kind != "multilabel":
         raise ValueError(f"--model {kind} needs one value a row to predict; data.target {data.target} has {table.y.ndim} dimensions")
@@ -114,10 +127,14 @@ def file_task(data: Own, model: str | None) -> Task:
         if not np.isin(table.y, (0, 1)).all():
             raise ValueError("--model multilabel needs 0 or 1 for each label; this target holds other numbers")
         loss, outputs = Loss.MULTILABEL, table.y.shape[1]
+    elif kind == "logistic":
+        if (count := len(own.classes(table.y))) != 2:
+            raise ValueError(f"--model logistic tells two classes apart; data.target {data.target} has {count}; use --model softmax")
+        loss, outputs = Loss.LOGISTIC, 1
     elif kind == "softmax" or ":" in kind:
         loss, outputs = Loss.SOFTMAX, len(own.classes(table.y))
     else:
-        raise ValueError(f"--model takes linear, softmax, multilabel or PACKAGE.MODULE:FACTORY; got {kind}")
+        raise ValueError(f"--model takes linear, logistic, softmax, multilabel or PACKAGE.MODULE:FACTORY; got {kind}")
 
     def objective(_: Own, group: Group) -> Objective:
         if ":" in kind:
@@ -125,18 +142,52 @@ def file_task(data: Own, model: str | None) -> Task:
             return Module(module=build(), build=build, group=group)
         return linear(loss, features, outputs, group, intercept=data.intercept)
 
-    labels = loss is Loss.SOFTMAX
+    def draw(options: Own, *rest: Any) -> Drawn:
+        found = assigned.draw(options, classes, table.row if module else None, *rest)
+        remark = doubtful(table.y) if model is None and kind == "linear" else None
+        return found._replace(note="; ".join(filter(None, (remark, found.note))) or None)
+
+    classes = {Loss.LOGISTIC: np.float32, Loss.SOFTMAX: np.int64}.get(loss)
+    module, sparse = ":" in kind, not isinstance(table.x, np.ndarray)
     return Task(
         about="your own rows",
         loss=loss,
         options=Own,
-        draw=lambda options, spread, seed, server_rows: assigned.draw(options, labels, spread, seed, server_rows),
+        draw=draw,
         objective=objective,
         clients=min(100, max(1, table.x.shape[0] // 20)) if table.owner is None else len(np.unique(table.owner)),
-        partition=Partition.LABEL if labels else Partition.QUANTITY,
-        settings=CAREFUL if ":" in kind else {},
+        partition=Partition.QUANTITY if classes is None else Partition.LABEL,
+        fewest=FEWEST,
+        settings=CAREFUL if module else {},
         sieve=REFITTED,
+        rule=lambda method: {} if module else own_settings(method, linear(loss, features, outputs, Group.WEIGHT), sparse=sparse),
     )
+
+
+def suggested(y: np.ndarray) -> str:
+    """The model a target asks for, where nobody names one: words and whole numbers are classes, other numbers are to be predicted."""
+    if y.ndim == 2:
+        return "multilabel"
+    if y.dtype.kind not in "USiub":
+        return "linear"
+    return "logistic" if len(own.classes(y)) == 2 else "softmax"
+
+
+def doubtful(y: np.ndarray) -> str | None:
+    """What to say of numbers that may well be classes."""
+    values = np.unique(y)
+    if len(values) > FEW_VALUES or (values % 1 != 0).any():
+        return None
+    model = "logistic" if len(values) == 2 else "softmax"
+    return f"the target has {len(values)} different whole numbers and is predicted as a number; for classes use --model {model}"
+
+
+def own_settings(method: type[Method], objective: Linear, *, sparse: bool) -> dict[str, Any]:
+    """How a method is set for a linear model of a user's own rows."""
+    narrow = not sparse or objective.features <= MOST_BOUNDED
+    small = objective.loss is Loss.SQUARED or objective.layout.gated <= method.batch
+    bounded = narrow and small and method.step_rule is StepRule.POLYAK
+    return (BOUNDED if bounded else {}) | (REFITTED if method.holds_everywhere else {})
 
 
 def factory(name: str) -> Callable[[], nn.Module]:
@@ -197,7 +248,7 @@ TASKS = {
 def settings_of(task: Task, method: type[Method], model: str | None) -> dict[str, Any]:
     """Defaults of a method on this task, or for a module of the user's own."""
     settings = dict(CAREFUL if model is not None and ":" in str(model) else task.settings)
-    return fitting(method, settings | (task.sieve if method.holds_everywhere else task.tuned))
+    return fitting(method, settings | (task.sieve if method.holds_everywhere else task.tuned) | task.rule(method))
 
 
 def task_of(name: str, data: Any, model: str | None) -> Task:

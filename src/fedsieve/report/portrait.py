@@ -48,7 +48,7 @@ def masks(model: Model, shape: tuple[int, int]) -> Figure:
 
 def features(model: Model) -> Figure:
     """The strongest features, signed where there is one output."""
-    data = strongest_features(model.coef, model.card.features, model.card.first, MOST_BARS)
+    data = strongest_features(model, MOST_BARS)
     names, weights = [row[0] for row in data.rows][::-1], [row[1] for row in data.rows][::-1]
     made = Figure(figsize=(6.5, 0.22 * max(len(names), 4) + 1), layout="constrained")
     axes = made.subplots()

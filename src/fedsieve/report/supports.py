@@ -1,10 +1,9 @@
 """Which weights were kept: overlaps between rounds, gates, what was found of the truth, layers, pictures of masks."""
 
-from collections.abc import Sequence
-
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from fedsieve.model import Model
 from fedsieve.report import picture
 from fedsieve.report.charts import Axes, Line, column_chart, image_chart, line_chart
 from fedsieve.report.markup import Budget, Markup, Table, figure, figures, section, table, tag, thinned
@@ -101,7 +100,9 @@ def what_was_kept(run: Record, budget: Budget) -> Markup | None:
     if layout is None or index is None:
         return None
     value = run.value if run.value is not None else np.ones(len(index))
-    parts = [table_of_layers(layout, index, value), strongest_weights(layout, index, value, STRONGEST, run.about.get("truth"))]
+    spread = run.about.get("spread")
+    strong = strongest_weights(layout, index, value, STRONGEST, run.about.get("truth"), None if spread is None else np.array(spread))
+    parts = [table_of_layers(layout, index, value), strong]
     drawn = [figure_of_layers(parts[0], budget), tag("div", table(parts[1], budget))]
     if run.task in IMAGES:
         drawn.append(masks(run, layout, index, value, budget))
@@ -135,28 +136,43 @@ def figure_of_layers(data: Table, budget: Budget) -> Markup:
     return figure("Density of each layer", says + ".", tag("ul", *bars, class_="meters"), data, budget)
 
 
-def strongest_weights(layout: dict, index: np.ndarray, value: np.ndarray, most: int, truth: list[int] | None = None) -> Table:
-    """The largest weights, where they stand, and whether they are true where that is known."""
+def strongest_weights(
+    layout: dict, index: np.ndarray, value: np.ndarray, most: int, truth: list[int] | None = None, spread: np.ndarray | None = None
+) -> Table:
+    """The largest weights, where they stand, and whether they are true where that is known.
+
+    Where the spread of features is known, the largest times the spread of their feature, and intercepts are left out.
+    """
     true, rows = set(truth or ()), []
+    if spread is not None:
+        counted = index < layout["size"] - layout["free"]
+        index, value = index[counted], value[counted] * spread[index[counted] % len(spread)]
     for i in np.argsort(-np.abs(value), kind="stable")[:most]:
         at = int(index[i])
         home = next(((n, p) for n, p in layout["layers"].items() if p["start"] <= at < p["stop"]), None)
         place = "free" if home is None else f"{home[0]}[{', '.join(map(str, np.unravel_index(at - home[1]['start'], home[1]['shape'])))}]"
         rows.append((place, float(value[i]), *([] if truth is None else [at in true])))
-    columns = ["place", "weight", *([] if truth is None else ["true"])]
+    columns = ["place", "weight" if spread is None else "weight x sd", *([] if truth is None else ["true"])]
     return Table(f"The {len(rows)} strongest of {len(index)} weights", columns, rows)
 
 
-def strongest_features(coef: csr_matrix, names: Sequence[str] | None, first: int, most: int) -> Table:
-    """The features a linear model leans on: their weight where it has one output, else the norm of their weights over all."""
+def strongest_features(model: Model, most: int) -> Table:
+    """The features a linear model leans on: their weight where it has one output, else the norm of their weights over all.
+
+    Weights of features in different units compare only times the spread of their feature, where that is known.
+    """
+    coef, names, first, spread = model.coef, model.card.features, model.card.first, model.card.spread
     single = coef.shape[0] == 1
+    if spread is not None:
+        coef = csr_matrix(coef.multiply(np.array(spread)))
     strength = np.sqrt(np.asarray(coef.multiply(coef).sum(0)).ravel())
     used = int((strength > 0).sum())
     order = np.argsort(-strength, kind="stable")[: min(most, used)]
     weights, outputs = coef.toarray()[0] if single else strength, np.diff(coef.tocsc().indptr)
     called = [f"x{j + first}" if names is None else names[j] for j in order]
     rows = [(name, float(weights[j]), *([] if single else [int(outputs[j])])) for name, j in zip(called, order, strict=True)]
-    columns = ["feature", "weight"] if single else ["feature", "norm of its weights", "outputs it serves"]
+    by = "" if spread is None else " x sd"
+    columns = ["feature", f"weight{by}"] if single else ["feature", f"norm of its weights{by}", "outputs it serves"]
     return Table(f"The {len(rows)} strongest of {used} features in use, of {coef.shape[1]}", columns, rows)
 
 
