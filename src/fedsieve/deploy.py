@@ -24,7 +24,8 @@ from fedsieve.show import Counted, amount, number, size
 TEMPLATE = Path(__file__).parent / "template"
 PLACEHOLDER = "APP-NAME"
 COMPLETED = "finished:completed"
-TERMINATED = 143
+KILLED = 128
+"""What a shell adds to the number of a signal."""
 LOOK = 0.5
 """Seconds between two looks at what the server wrote."""
 TOLD = ("accuracy", "r2", "micro_f1")
@@ -105,7 +106,11 @@ def run(
         raise FederationError("Flower's simulation needs Ray; install it with: pip install 'fedsieve[flower]'")
     place = chosen_place(str(app["project"]["name"]), out, resume)
     overrides = {**parsed(run_config), "clients": clients, "run-dir": str(place.resolve())}
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # so that what was started is stopped then, too
+    for ending in (signal.SIGTERM, signal.SIGHUP):  # so that what was started is stopped then, too
+        signal.signal(ending, lambda received, _: sys.exit(KILLED + received))
+    if not quiet:
+        kind = "Flower's simulation of" if simulation else "a superlink and"
+        print(f"starting {kind} {clients} nodes here; logs are in {place / 'logs'}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="fedsieve-") as home, Federation(Path(home), place / "logs") as federation:
         federation.superlink(("--insecure", *(("--simulation",) if simulation else ())))
         for client in range(0 if simulation else clients):

@@ -1,5 +1,6 @@
 """A Flower federation on this machine: a superlink and its nodes as processes, on loopback, stopped together. No flwr imported here."""
 
+import ctypes
 import json
 import os
 import shutil
@@ -23,6 +24,8 @@ START_SECONDS = 120.0
 LONGEST_RAY_HOME = 38
 """Ray puts sockets 68 letters below its folder, and their names may have 107; in a deeper one it keeps its own."""
 STOP_SECONDS = 10.0
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+PR_SET_PDEATHSIG = 1
 
 
 class FederationError(RuntimeError):
@@ -37,6 +40,7 @@ class Federation:
         self.logs = logs
         self.port = free_port()
         self.processes: dict[str, subprocess.Popen] = {}
+        self.sessions: set[int] = set()
         settings = {"address": f"{LOOPBACK}:{self.port}", **(connection or {"insecure": True})}
         lines = [f"[superlink.{NAME}]", *(f"{name} = {json.dumps(value)}" for name, value in settings.items())]
         home.mkdir(parents=True, exist_ok=True)
@@ -75,6 +79,7 @@ class Federation:
                 stdin=subprocess.DEVNULL,
                 env=self.environment,
                 start_new_session=True,
+                preexec_fn=end_with_parent if LIBC else None,
             )
         self.processes[name] = process
         return process
@@ -120,6 +125,7 @@ class Federation:
 
     def stop(self) -> None:
         """End everything, politely first."""
+        self.strays()  # while all are there to say to which session they belong
         for process in self.processes.values():
             end(process, signal.SIGTERM)
         deadline = time.monotonic() + STOP_SECONDS
@@ -127,19 +133,29 @@ class Federation:
             time.sleep(0.1)
         for name in list(self.processes):
             self.kill(name)
-        for process in self.strays():  # Ray's daemons leave the group they were started in
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+        while (left := self.strays()) and time.monotonic() < deadline + STOP_SECONDS:  # Ray's daemons leave the group they were started in
+            for number in left:
+                with suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+            time.sleep(0.05)
 
     def strays(self) -> list[int]:
-        """Processes with this federation's own `FLWR_HOME` that are still there, where the system tells."""
+        """Processes of this federation that are still there, where the system tells: those with its `FLWR_HOME`, and all of their sessions.
+
+        Ray's agents write a title over the environment they were started with; their session still tells.
+        """
         mark = f"FLWR_HOME={self.home}".encode()
-        found = []
+        sessions: dict[int, int] = {}
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
+                number = int(folder.name)
+                if not (folder / "cmdline").read_bytes():  # it has ended, and waits for its parent to hear of it
+                    continue
+                sessions[number] = os.getsid(number)
                 if mark in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(int(folder.name))
-        return found
+                    self.sessions.add(sessions[number])
+        self.sessions.discard(os.getsid(0))  # `flwr` commands run in that of this process
+        return [number for number, session in sessions.items() if session in self.sessions]
 
     @property
     def environment(self) -> dict[str, str]:
@@ -149,6 +165,11 @@ class Federation:
         if len(str(self.home)) < LONGEST_RAY_HOME:
             own["RAY_TMPDIR"] = str(self.home)
         return {**os.environ, **QUIET, **own}
+
+
+def end_with_parent() -> None:
+    """In a process that begins: ask the system to end it when this one is killed, even by force."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def executable(command: str) -> str:
