@@ -119,10 +119,9 @@ def run(
         watch(federation, identifier, place, int(settings.get("rounds", 0)), str(app["project"]["name"]), quiet=quiet)
         state, details = federation.status(identifier)
         if state != COMPLETED or not (place / store.RESULT).exists():
-            again = f" --resume {place}" if (place / store.CONFIG).exists() else ""
+            why = reason(place, identifier, details)
             raise FederationError(
-                f"the run ended as {state}: {reason(place, identifier, details)}; logs are in {place / 'logs'}; "
-                f"once that is mended, {'go on' if again else 'start again'} with: fedsieve flower run {folder}{again}"
+                f"the run ended as {state}: {why}; logs are in {place / 'logs'}; once that is mended, {way_on(folder, place)}"
             )
     result = {**json_text.loads((place / store.RESULT).read_text()), "run": str(place)}
     if json:
@@ -228,6 +227,13 @@ def reason(place: Path, run: str, details: str) -> str:
     log = (place / "logs" / f"server-{run}.log").read_text(errors="replace")
     named = re.findall(r"^(?:[\w.]*\.)?(?:QuorumError|FolderError|CheckpointError|ValueError): (.+)$", log, flags=re.MULTILINE)
     return named[-1] if named else details
+
+
+def way_on(folder: Path, place: Path) -> str:
+    """What to type after a run failed: it goes on where it had begun to write."""
+    if (place / store.CONFIG).exists():
+        return f"go on with: fedsieve flower run {folder} --resume {place}"
+    return f"start again with: fedsieve flower run {folder}"
 
 
 def show(result: dict[str, Any], place: Path) -> None:

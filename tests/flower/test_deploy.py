@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from fedsieve.cli import main
-from fedsieve.deploy import parsed
+from fedsieve.deploy import parsed, way_on
 from fedsieve.plan import plan_from
 
 
@@ -74,6 +74,12 @@ def test_settings_are_typed_as_flower_takes_them():
     words = ('rounds=2 density=0.1 method="fed-avg"', "run-dir='/a b'", "data.path=/x", "weights=sqrt")
     expected = {"rounds": 2, "density": 0.1, "method": "fed-avg", "run-dir": "/a b", "data.path": "/x", "weights": "sqrt"}
     assert parsed(words) == expected
+
+
+def test_a_failed_run_goes_on_only_where_it_had_begun(tmp_path):
+    assert way_on(Path("app"), tmp_path) == "start again with: fedsieve flower run app"
+    (tmp_path / "config.toml").touch()
+    assert way_on(Path("app"), tmp_path) == f"go on with: fedsieve flower run app --resume {tmp_path}"
 
 
 def test_without_flower_the_command_says_what_to_install(monkeypatch, capsys, tmp_path):
@@ -158,4 +164,5 @@ def test_a_run_that_fails_says_why_in_one_line_and_exits_1(tmp_path, capfd):
     words = ["flower", "run", "app", "--simulation", "--run-config", "start-seconds=60", "--quiet"]
     assert main(words) == 1
     error = capfd.readouterr().err
-    assert "0 of 3 clients have a node after 60 s" in error and "no rows here" in error and "--resume" in error
+    assert "0 of 3 clients have a node after 60 s" in error and "no rows here" in error
+    assert error.endswith("start again with: fedsieve flower run app\n")
