@@ -201,6 +201,15 @@ def test_a_miss_is_marked_and_a_failed_run_is_shown():
     assert entry["verdict"] == "reached" and round(entry["difference"], 3) == 0.011
 
 
+def test_a_narrow_terminal_leaves_out_details_and_says_so_a_wide_one_nothing():
+    table = tables.study_table("table-1", "about", "short", cells("flops", "tuned", 0.92))
+    narrow, wide = table.rich(80), table.rich(400)
+    shown = [column.header for column in narrow.columns]
+    assert {"task", "method", "paper", "measured", "verdict"} <= set(shown) and not {"line", "difference"} & set(shown)
+    assert "in the file, not here: truth, skew, line, difference" in narrow.caption
+    assert [column.header for column in wide.columns] == table.columns and "not here" not in wide.caption
+
+
 def test_reports_need_no_torch():
     code = "import sys; import fedsieve.report.claims, fedsieve.report.figures, fedsieve.report.tables; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -93,7 +93,7 @@ def write_report(folder: Path, console: Console) -> None:
         drawn = figures.draw(plan["name"], rows, folder, table)
     except OSError as problem:
         raise FolderError(f"cannot write the report into {folder}: {problem.strerror}; choose another folder with --out") from None
-    console.print(table.rich())
+    console.print(table.rich(console.width))
     console.print(f"table in {folder / TABLE}" + "".join(f", figure in {path}" for path in drawn), soft_wrap=True)
     write_verdicts(folder, claims.judge({plan["name"]: rows}), plan["scale"], console)
 

@@ -15,6 +15,8 @@ from fedsieve.show import size
 
 MEASURES = {"quality": {"lr": "r2"}, "loss": {"lr": "mse"}, "tdr": {"mc": "tdr_rows"}}
 USUAL = {"quality": "accuracy", "loss": "ce", "tdr": "tdr"}
+DETAILS = ("finished", "bytes formula", "bytes payload", "line", "test density", "expected density", "tdr rows", "metric", "difference")
+"""Columns a narrow terminal does without, in this order, and then those that say the same everywhere."""
 TOLERANCE = 0.05
 """How close a density must come to its target, as a fraction of it."""
 
@@ -55,14 +57,26 @@ class Table(NamedTuple):
     def _spread(self) -> set[str]:
         return {column for column in self.columns for entry in self.entries if isinstance(entry.get(column), Mapping)}
 
-    def rich(self) -> RichTable:
-        """For a terminal."""
-        table = RichTable(title=self.title, title_justify="left", caption="\n".join(self.notes), caption_justify="left")
-        for column in self.columns:
+    def rich(self, width: int) -> RichTable:
+        """For a terminal so wide: a table that is wider leaves its details to the files."""
+        columns = list(self.columns)
+        same = [column for column in self.columns if len({str(entry.get(column)) for entry in self.entries}) == 1]
+        for detail in (*DETAILS, *same):
+            if detail in columns and len(columns) > 1 and self._replace(columns=columns).width > width:
+                columns.remove(detail)
+        left = [column for column in self.columns if column not in columns]
+        notes = [*self.notes, *([f"in the file, not here: {', '.join(left)}"] if left else [])]
+        table = RichTable(title=self.title, title_justify="left", caption="\n".join(notes), caption_justify="left")
+        for column in columns:
             table.add_column(column, overflow="fold")
-        for row in self.cells():
+        for row in self._replace(columns=columns).cells():
             table.add_row(*row)
         return table
+
+    @property
+    def width(self) -> int:
+        """How wide a terminal shows it without a broken cell."""
+        return 1 + sum(3 + max(map(len, column)) for column in zip(self.columns, *self.cells(), strict=True))
 
 
 def shown(column: str, value: Any) -> str:
