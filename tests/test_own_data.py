@@ -76,6 +76,7 @@ def test_two_classes_share_one_logit_and_ten_clients_or_all_take_part(capsys):
     result = trained(capsys, "--data.path", "two.npz", "--data.client", "site", "--density", "0.25")
     assert result["size"] == 12 and result["nonzero"] == 3 and result["value"] > 0.9
     assert result["asked"] == 4 * result["rounds"]
+    assert sorted(result["features"]) == ["x1", "x4", "x9"]
     assert file_run("two.npz").federation.participation == 10 / 12  # 240 rows, 20 a client
 
 
@@ -218,7 +219,11 @@ def test_a_run_starts_from_an_earlier_model_or_from_named_tensors(capsys):
         (["--data.path", "nowhere.csv"], "is not a file"),
         (["--data.path", "rows.txt"], "is not a file"),
         (["--data.path", "rows.csv", "--data.target", "prise"], "did you mean price?"),
-        (["--data.path", "rows.csv", "--data.target", "price"], "column kind is"),
+        (
+            ["--data.path", "rows.csv", "--data.target", "price"],
+            "column kind is 'high', not a number; replace it, or remove the column; if it",
+        ),
+        (["--data.path", "rows.csv", "--data.target", "zzz"], "there are f0, f1, f2, f3, f4, f5, ..., site"),
         (["--data.path", "bad.csv", "--data.target", "b"], "line 3: 3 columns, the header has 2"),
         (["--data.path", "nan.csv", "--data.target", "b"], "not a finite number"),
         (["--data.path", "one.csv", "--data.target", "b", "--model", "softmax"], "one value only"),

@@ -52,6 +52,12 @@ def test_tensorboard_has_every_number_of_every_round(capsys, tmp_path):
         assert [event.value for event in found] == pytest.approx([row[name] for row in rows])
 
 
+def test_every_run_of_a_comparison_is_tracked(capsys, tmp_path):
+    pytest.importorskip("tensorboard")
+    assert main(["compare", "--methods", "fed-avg,sieve", "--seeds", "0", *QUICK, "--track", "tensorboard"]) == 0
+    assert sorted(path.parent.parent.name for path in tmp_path.glob("run/*/tensorboard/events*")) == ["fed-avg-seed0", "sieve-seed0"]
+
+
 def test_trackio_has_every_number_of_every_round(tmp_path):
     pytest.importorskip("trackio")
     code = f"""

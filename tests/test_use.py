@@ -272,6 +272,17 @@ def test_inspect_counts_what_is_there(saved, capsys, tmp_path):
     assert told["picture"] is None and not list(tmp_path.glob("*.png"))
 
 
+def test_features_are_ranked_by_weight_times_spread_where_that_is_known(saved, capsys):
+    given = made(Loss.SQUARED, spread=tuple(np.exp(RNG.normal(0, 3, 40))))
+    assert same(model.read(saved(given)), given)
+    assert main(["inspect", str(saved(given)), "--json", "--top", "3"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    effect = given.coef.toarray()[0] * given.card.spread
+    order = np.argsort(-np.abs(effect))[:3]
+    assert [entry["feature"] for entry in told["strongest"]] == [f"x{j}" for j in order]
+    np.testing.assert_allclose([entry["weight x sd"] for entry in told["strongest"]], effect[order], rtol=1e-5)
+
+
 PICTURED = [MODELS["regression"], replace(MODELS["classes"], card=replace(MODELS["classes"].card, task="digits")), MODELS["network"]]
 
 

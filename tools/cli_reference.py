@@ -19,6 +19,18 @@ def help_of(*words: str) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
 
 
+def panel_of(section: str, *words: str) -> str:
+    """One panel of that text: the options of a section."""
+    panels = help_of(*words).split("\n╭")
+    return "╭" + next(panel for panel in panels if f": --{section}.*" in panel.splitlines()[0])
+
+
+SPECIAL = {
+    "The rows of --task file": ("data", "train", "--task", "file"),
+    "The rows of --task digits, mnist, mnist-cnn, emnist and rcv1": ("data", "train", "--task", "digits"),
+    "The method of --method flops-pa": ("algorithm", "train", "--method", "flops-pa"),
+}
+"""Options that depend on what else is typed."""
 GROUPS = {"data": ("list", "show", "fetch", "check"), "flower": ("new", "run")}
 
 
@@ -31,6 +43,10 @@ def reference() -> str:
     grouped = [words for name, inner in GROUPS.items() for words in ((name,), *((name, command) for command in inner))]
     for words in (*alone, *grouped):
         parts += [f"## fedsieve {' '.join(words)}".rstrip(), "", "```text", help_of(*words), "```", ""]
+        if words == ("train",):
+            parts += ["`--task` and `--method` decide which options there are: add `--help` to the command you have.", ""]
+            for title, asked in SPECIAL.items():
+                parts += [f"### {title}", "", "```text", panel_of(*asked), "```", ""]
     return "\n".join(parts)
 
 

@@ -42,6 +42,8 @@ TITLES = {
 }
 PANELS = {name: Group(f"{title}: --{name}.*", sort_key=place) for place, (name, title) in enumerate(TITLES.items())}
 """How the help is divided; what stands in no section comes first."""
+UNNAMED = Parameter(name="*")
+"""--density, not --options.density"""
 PACE = section(Pace, "CheckpointOptions", group=PANELS["checkpoint"])
 
 
@@ -73,8 +75,7 @@ def run_options(about: Task, algorithm: type, *, without: tuple[str, ...] = ()) 
     kinds = {"data": about.options} | SETTINGS
     parts = {name: section(kind, f"{kind.__name__}Options", group=PANELS[name]) for name, kind in kinds.items()} | {"algorithm": algorithm}
     within = [(name, kind, field(default=kind())) for name, kind in parts.items()]
-    made = make_dataclass("RunOptions", within, bases=(top,), kw_only=True, frozen=True, namespace={"__module__": __name__})
-    return Annotated[made, Parameter(name="*")]
+    return make_dataclass("RunOptions", within, bases=(top,), kw_only=True, frozen=True, namespace={"__module__": __name__})
 
 
 def settings(about: Task, options: Any) -> dict[str, Any]:
@@ -93,7 +94,7 @@ def train_command(named: Named) -> Callable[..., int]:
 
     def train(
         *,
-        options=None,  # noqa: ANN001
+        options=offered(),  # noqa: ANN001, B008
         tune: Whole | None = None,
         config: Path | None = None,
         out: Path | None = None,
@@ -123,7 +124,6 @@ def train_command(named: Named) -> Callable[..., int]:
         json
             the result as one JSON object on the last line
         """
-        options = options or offered.__origin__()
         run = Run(**settings(about, options), algorithm=cls(**typed(options.algorithm)))
         pace = Pace(**typed(checkpoint))
         require(track)
@@ -153,7 +153,7 @@ def train_command(named: Named) -> Callable[..., int]:
         show_result(run, result, folder, quiet=quiet, json=json)
         return 0
 
-    train.__annotations__ |= {"options": offered, "checkpoint": PACE}
+    train.__annotations__ |= {"options": Annotated[offered, UNNAMED], "checkpoint": PACE}
     return train
 
 
@@ -181,7 +181,7 @@ def compare_command(named: Named) -> Callable[..., int]:
         *,
         methods: str = "sieve,flops-pa,fed-iter-ht,fed-avg",
         seeds: str = "0,1,2",
-        options=None,  # noqa: ANN001
+        options=offered(),  # noqa: ANN001, B008
         config: Path | None = None,
         out: Path | None = None,
         track: Tracker | None = None,
@@ -207,7 +207,6 @@ def compare_command(named: Named) -> Callable[..., int]:
         json
             the result as one JSON object on the last line
         """
-        options = options or offered.__origin__()
         names, numbers = comparison.parse(methods, seeds)
         require(track)
         common, shared = settings(about, options), typed(options.algorithm, optional=True)
@@ -235,5 +234,5 @@ def compare_command(named: Named) -> Callable[..., int]:
             comparison.show(result)
         return 0
 
-    compare.__annotations__ |= {"options": offered}
+    compare.__annotations__ |= {"options": Annotated[offered, UNNAMED]}
     return compare

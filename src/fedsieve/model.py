@@ -71,6 +71,8 @@ class Model:
             raise ModelError(f"the places must rise from 0 to at most {self.size - 1}")
         if not np.isfinite(self.value).all():
             raise ModelError("a weight is not a finite number")
+        if self.card.spread is not None and (len(self.card.spread),) != self.card.row:
+            raise ModelError(f"there are {len(self.card.spread)} spreads for rows of {self.card.row}")
         if self.card.build is None and next(iter(self.tensors.values())) != (self.outputs, *self.card.row):
             raise ModelError(f"a linear model's weights have shape (outputs, features); got {next(iter(self.tensors.values()))}")
 
@@ -182,7 +184,8 @@ def _parsed(text: str) -> tuple[Card, dict[str, tuple[int, ...]], int]:
     try:
         parts = json.loads(text)
         known = {name: tuple(value) if isinstance(value, list) else value for name, value in parts["card"].items()}
-        card = Card(**known | {"loss": Loss(known["loss"])})
+        spread = {"spread": tuple(map(float, known["spread"]))} if "spread" in known else {}
+        card = Card(**known | {"loss": Loss(known["loss"])} | spread)
         return card, {str(name): tuple(map(int, shape)) for name, shape in parts["tensors"].items()}, int(parts["free"])
     except (ValueError, KeyError, TypeError, AttributeError) as problem:
         raise ModelError(f"its card is damaged ({type(problem).__name__}: {problem})") from None

@@ -96,7 +96,8 @@ def column_number(names: list[str], wanted: str, what: str, path: Path) -> int:
     """Where a name stands, or the nearest one there is."""
     if wanted not in names:
         near = get_close_matches(wanted, names, 1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"
+        some = names if len(names) <= 8 else [*names[:6], "...", names[-1]]  # targets often stand last
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(some)}"
         raise DataError(f"{what} {wanted} is not in {path}; {hint}")
     return names.index(wanted)
 
@@ -143,7 +144,8 @@ def read_csv(path: Path, target: str, client: str | None) -> Table:
         apart.add(column_number(header, client, "data.client", path))
     kept = [j for j in range(len(header)) if j not in apart]
     owner = None if client is None else np.array(column(rows, header.index(client)))
-    return Table(numbers(path, header, rows, kept), targets(column(rows, header.index(target))), owner, [header[j] for j in kept])
+    hint = "" if client else "; if it says whose a row is, name it with --data.client"
+    return Table(numbers(path, header, rows, kept, hint), targets(column(rows, header.index(target))), owner, [header[j] for j in kept])
 
 
 def read_lines(path: Path) -> tuple[list[str], list[list[str]]]:
@@ -161,16 +163,15 @@ def read_lines(path: Path) -> tuple[list[str], list[list[str]]]:
     return header, lines[1:]
 
 
-def numbers(path: Path, header: list[str], rows: list[list[str]], kept: list[int]) -> np.ndarray:
-    """Some columns as numbers."""
+def numbers(path: Path, header: list[str], rows: list[list[str]], kept: list[int], hint: str = "") -> np.ndarray:
+    """Some columns as numbers; `hint` is what else the others may be for."""
     try:
         with np.errstate(over="ignore"):
             return np.array([[row[j] for j in kept] for row in rows], dtype=np.float32).reshape(len(rows), len(kept))
     except ValueError:
         number, j = next((n, j) for n, row in enumerate(rows) for j in kept if not _is_number(row[j]))
-        raise DataError(
-            f"{path}, line {number + 2}: column {header[j]} is {rows[number][j]!r}, not a number; replace it, or remove the column"
-        ) from None
+        said = f"{path}, line {number + 2}: column {header[j]} is {rows[number][j]!r}, not a number; replace it, or remove the column"
+        raise DataError(said + hint) from None
 
 
 def column(rows: list[list[str]], j: int) -> list[str]:

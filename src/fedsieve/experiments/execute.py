@@ -141,9 +141,9 @@ def refuse_divergence(algorithm: Method, done: Round, theta: Tensor, *, hostile:
 
 
 def features_used(run: Run, theta: Tensor) -> list[str] | None:
-    """The features a linear model reads, strongest first, by name or number, where gates are shared by features."""
+    """The features a linear model reads, strongest first, by name or number, of a user's own rows or where gates are shared by features."""
     objective = run.objective
-    if not isinstance(objective, Linear) or not objective.by_feature:
+    if not isinstance(objective, Linear) or not (objective.by_feature or run.task == "file"):
         return None
     strength = objective.parts(theta)[0].square().sum(0)
     order = strength.argsort(descending=True, stable=True)[: int((strength > 0).sum())].tolist()

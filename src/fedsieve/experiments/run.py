@@ -74,7 +74,7 @@ class Federation:
     clients: int | None = None
     """clients the rows are spread over (default: the task's, mostly 100)"""
     participation: float | None = None
-    """fraction of clients in each round (default: 0.1 for gradient methods, 0.05 for the others)"""
+    """fraction of clients in each round (default: 0.1 for gradient methods, 0.05 for the others; task file asks ten clients at least)"""
     partition: Partition | None = None
     """how rows fall on clients (default: the task's)"""
     alpha: float = 0.5
