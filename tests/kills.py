@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedsieve.algorithms.sieve import Sieve
 from fedsieve.data import synthetic
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments import folder as folders
@@ -32,7 +33,8 @@ KILLED, REFUSED = "killed", "refused"
 
 
 def run_of(engine, rounds):
-    return Run(engine=engine, rounds=rounds, density=0.1, seed=1, data=DATA, federation=Federation(clients=8, participation=0.5))
+    place = Federation(clients=8, participation=0.5)
+    return Run(engine=engine, rounds=rounds, density=0.1, seed=1, data=DATA, federation=place, algorithm=Sieve(steps=3))
 
 
 def live(run, folder):
@@ -76,15 +78,23 @@ def left(folder):
     return (folder / store.MODEL).read_bytes(), newest, rows, arrays
 
 
+def undisturbed(run, folder):
+    """What the run leaves when nothing happens; computed here, so that every fork finds all warm."""
+    folder.mkdir()
+    live(run, folder)
+    return left(folder)
+
+
 def random_kills(count, place):
     """Kill at random moments, often several times a run; returns what happened."""
     chance = random.Random(count)
     happened = {"kills": 0, "runs": 0, "finished_in_time": 0}
     for engine in (Engine.BATCHED, Engine.LOOP):
-        run = run_of(engine, rounds=12)
+        run = run_of(engine, rounds=8)
+        wanted = undisturbed(run, place / f"calm-{engine}")
         began = time.monotonic()
-        assert ended(forked(run, place / f"calm-{engine}")) == 0
-        whole, wanted = time.monotonic() - began, left(place / f"calm-{engine}")
+        assert ended(forked(run, place / f"timed-{engine}")) == 0
+        whole = time.monotonic() - began
         target = count // 2 if engine is Engine.BATCHED else count
         while happened["kills"] < target:
             folder = place / "storm"
@@ -101,66 +111,67 @@ def random_kills(count, place):
 
 
 def strike(target, action):
-    """Let the action happen in the place of the target-th system call of a write; returns how many there were before."""
-    seen = [0]
+    """Let the action happen in the place of the target-th system call of a write; returns the names of all calls seen.
+
+    What the kernel was given outlives the process, flushed or not: flushes are counted, and waiting for the disk is left out.
+    """
+    seen = []
     for name in CALLS:
         real = getattr(os, name)
 
         def struck(*words, real=real, name=name, **named):
-            seen[0] += 1
-            if seen[0] == target:
+            seen.append(name)
+            if len(seen) == target:
                 action(name, real, words)
-            return real(*words, **named)
+            return None if name == "fsync" else real(*words, **named)
 
         setattr(os, name, struck)
     return seen
 
 
-def kill_before(name, real, words):
+def kill(name, real, words):
+    """Before a call, which is also after the one before it."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def kill_amid(name, real, words):
-    """Half of what is written gets through, or all of another call."""
-    try:
-        real(words[0], bytes(words[1])[: len(words[1]) // 2]) if name == "write" else real(*words)
-    finally:
-        os.kill(os.getpid(), signal.SIGKILL)
+    """Half of what is written gets through."""
+    real(words[0], bytes(words[1])[: len(words[1]) // 2])
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
-def full_disk(name, real, words):
+def refuse(name, real, words):
+    """The disk is full, and half of what is written gets through; or it takes nothing."""
     if name == "write":
         real(words[0], bytes(words[1])[: len(words[1]) // 2])
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def read_only(name, real, words):
-    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+    code = errno.EROFS if name in ("mkdir", "replace", "unlink") else errno.ENOSPC
+    raise OSError(code, os.strerror(code))
 
 
 def every_call(rounds, place):
-    """Strike at every system call of the writes of a run, in four ways; returns what happened."""
+    """Strike at every system call of the writes of a run; returns what happened."""
     run = run_of(Engine.BATCHED, rounds)
-    assert ended(forked(run, place / "calm")) == 0
-    wanted = left(place / "calm")
+    wanted = undisturbed(run, place / "calm")
     counted = place / "counted"
     counted.mkdir()
     reader, writer = os.pipe()
     if not os.fork():
-        seen = strike(0, kill_before)
+        seen = strike(0, kill)
         live(run, counted)
-        os.write(writer, str(seen[0]).encode())
+        os.write(writer, json.dumps(seen).encode())
         os._exit(0)
     os.wait()
-    total = int(os.read(reader, 20))
-    happened = {"calls": total}
-    for action in (kill_before, kill_amid, full_disk, read_only):
+    calls = json.loads(os.read(reader, 65536))
+    happened = {"calls": len(calls), "writes": calls.count("write")}
+    for action in (kill, kill_amid, refuse):
         happened[action.__name__] = 0
-        for target in range(1, total + 1):
+        for target, name in enumerate(calls, 1):
+            if action is kill_amid and name != "write":
+                continue
             folder = place / f"{action.__name__}-{target}"
             code = ended(forked(run, folder, lambda target=target, action=action: strike(target, action)))
-            assert code in ((-signal.SIGKILL,) if action in (kill_before, kill_amid) else (3, 0)), (action.__name__, target, code)
-            assert ended(forked(run, folder)) == 0
+            assert code in ((3, 0) if action is refuse else (-signal.SIGKILL,)), (action.__name__, target, code)
+            assert ended(forked(run, folder, lambda: strike(0, kill))) == 0
             assert left(folder) == wanted, (action.__name__, target)
             happened[action.__name__] += code != 0
             shutil.rmtree(folder)

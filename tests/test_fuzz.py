@@ -39,7 +39,7 @@ def test_a_valid_input_is_read(name):
 def test_only_documented_errors_escape(name):
     target = TARGETS[name]
 
-    @settings(max_examples=60 if name == "config" else 300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=30 if name == "config" else 300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(st.one_of(*(mutations(seed) for seed in target.seeds), st.binary(max_size=300)))
     def thrown(data):
         target.try_out(data)
@@ -68,7 +68,7 @@ VALUES = [
 VALUES += ["1979-05-27", "07:32:00", '"\\u0000"', '"[red]"', '"9e99"']
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_any_value_of_any_setting_is_taken_or_refused_in_one_line(data):
     valid = TARGETS["config"].seeds[0].decode().splitlines()

@@ -132,7 +132,7 @@ def train_command(named: Named) -> Callable[..., int]:
                 raise ValueError(f"--resume {resume} goes on in its own folder with its own settings; leave out --out and --tune")
             result = folders.finished(run, resume)
             if result is None:
-                with resumable(resume):
+                with resumable(f"fedsieve train --resume {resume}"):
                     result = folders.resume(run, resume, pace, quiet=quiet, track=track)
                 leave(resume)
             elif not quiet:
@@ -147,7 +147,7 @@ def train_command(named: Named) -> Callable[..., int]:
         problem = Problem(run)
         problem.check()
         folder = store.claim(out or Path("runs") / run.id, chosen=out is not None)
-        with resumable(folder):
+        with resumable(f"fedsieve train --resume {folder}"):
             result = folders.begin(run, problem, folder, pace, quiet=quiet, track=track)
         leave(folder)
         show_result(run, result, folder, quiet=quiet, json=json)
@@ -158,12 +158,12 @@ def train_command(named: Named) -> Callable[..., int]:
 
 
 @contextmanager
-def resumable(folder: Path) -> Iterator[None]:
-    """Whoever interrupts a run learns how to go on."""
+def resumable(how: str) -> Iterator[None]:
+    """Whoever interrupts learns how to go on."""
     try:
         yield
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"go on with: fedsieve train --resume {folder}") from None
+        raise KeyboardInterrupt(f"go on with: {how}") from None
 
 
 def usual(task: Task, name: str, model: str | None, shared: dict[str, Any]) -> Method:
@@ -199,7 +199,7 @@ def compare_command(named: Named) -> Callable[..., int]:
         config
             a TOML file with any of these settings; flags win over it
         out
-            folder of the comparison (default: runs/compare-ID)
+            folder of the comparison (default: runs/compare-ID); one that broke off there goes on, finished runs are kept
         track
             also write every round of every run to a tracker: on this machine, unless its own settings send it elsewhere
         quiet
@@ -215,15 +215,17 @@ def compare_command(named: Named) -> Callable[..., int]:
                 raise ValueError(f"--algorithm.{option.replace('_', '-')} has no effect on {' or '.join(names)}; leave it out")
         chosen = {name: usual(about, name, named.model, shared) for name in names}
         runs = [[Run(**common, method=name, seed=s, algorithm=algorithm) for name, algorithm in chosen.items()] for s in numbers]
-        folder = store.claim(out or Path("runs") / comparison.identity(runs), chosen=out is not None)
+        folder = out or Path("runs") / comparison.identity(runs)
+        if not comparison.broke_off(folder, runs):
+            folder = store.claim(folder, chosen=out is not None)
         histories: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in names}
-        for per_seed in runs:
-            problem = Problem(per_seed[0])
-            for run in per_seed:
-                inner = folder / f"{run.method}-seed{run.seed}"
-                inner.mkdir()
-                folders.begin(run, problem.for_run(run), inner, quiet=quiet, track=track)
-                histories[run.method].append(store.read_metrics(inner))
+        with resumable("the same command"):
+            for per_seed in runs:
+                problem = Problem(per_seed[0])
+                for run in per_seed:
+                    inner = folder / comparison.place(run)
+                    folders.take_up(run, problem.for_run(run), inner, quiet=quiet, track=track)
+                    histories[run.method].append(store.read_metrics(inner))
         result = comparison.compare(histories, runs[0][0].metric, numbers)
         result = {"run": str(folder), "task": common["task"], **result}
         store.replace(folder / store.RESULT, json_text.dumps(result, indent=1).encode())

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from hashlib import blake2b
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from rich.table import Table
 from scipy.special import stdtrit
 
 from fedsieve.algorithms import METHODS
+from fedsieve.experiments import store
 from fedsieve.show import number, size
 
 if TYPE_CHECKING:
@@ -40,6 +42,21 @@ def identity(runs: "Sequence[Sequence[Run]]") -> str:
     """A folder name that follows from the settings."""
     text = json.dumps([run.config for row in runs for run in row], sort_keys=True)
     return f"compare-{runs[0][0].task}-{blake2b(text.encode(), digest_size=4).hexdigest()}"
+
+
+def place(run: "Run") -> str:
+    """The folder of a run within its comparison."""
+    return f"{run.method}-seed{run.seed}"
+
+
+def broke_off(folder: Path, runs: "Sequence[Sequence[Run]]") -> bool:
+    """Whether a folder holds a comparison without a result, which then goes on; refused if some of its runs are not of this one."""
+    held = {path.parent.name for path in folder.glob(f"*/{store.CONFIG}")}
+    if not held or (folder / store.RESULT).exists():
+        return False
+    if strange := sorted(held - {place(run) for row in runs for run in row}):
+        raise store.FolderError(f"--out {folder} holds a comparison of other runs: {', '.join(strange)}; choose another folder")
+    return True
 
 
 def spent(rows: list[Row]) -> np.ndarray:

@@ -63,6 +63,15 @@ def resume(run: Run, folder: Path, pace: Pace | None = None, *, quiet: bool, tra
         return go_on(run, problem, folder, done, pace or Pace(), quiet=quiet, track=track)
 
 
+def take_up(run: Run, problem: Problem, folder: Path, *, quiet: bool, track: Tracker | None = None) -> None:
+    """Begin a run, go on with what its folder holds, or leave it as it is where it is finished."""
+    if not (folder / store.CONFIG).exists():
+        folder.mkdir(exist_ok=True)
+        begin(run, problem, folder, quiet=quiet, track=track)
+    elif finished(run, folder) is None:
+        resume(run, folder, quiet=quiet, track=track)
+
+
 def go_on(run: Run, problem: Problem, folder: Path, done: Past, pace: Pace, *, quiet: bool, track: Tracker | None) -> dict[str, Any]:
     """Train from where the run stands to its end."""
     bar = Counted(run.rounds, run.method, "round", quiet=quiet, finished=done.standing.rounds)
