@@ -11,7 +11,7 @@ from benchmarks.workloads import WORKLOADS
 
 
 class Counting(TorchDispatchMode):
-    """Operations torch was asked for, and the bytes of new memory they took."""
+    """Operations torch was asked for, other ways to look at a tensor and places for one aside, and the bytes of new memory they took."""
 
     def __init__(self):
         super().__init__()
@@ -19,8 +19,9 @@ class Counting(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
-        self.operations[str(function)] += 1
         held = {part.untyped_storage().data_ptr() for part in args if isinstance(part, torch.Tensor)}
+        looks = isinstance(out, torch.Tensor) and not function._schema.is_mutable and out.untyped_storage().data_ptr() in held
+        self.operations[str(function)] += not (looks or "empty" in str(function))
         if isinstance(out, torch.Tensor) and out.untyped_storage().data_ptr() not in held:
             self.taken += out.numel() * out.element_size()
         return out
@@ -35,7 +36,7 @@ def counted(name, **changes):
     return sum(count.operations.values()), count.taken
 
 
-@pytest.mark.parametrize(("name", "most"), [("W2", 52), ("W3", 320)])
+@pytest.mark.parametrize(("name", "most"), [("W2", 12), ("W3", 45)])
 def test_a_local_step_of_a_cohort_takes_few_operations(name, most):
     """As many for five clients as for two, where the model has a closed form: the cohort steps as one."""
     rounds = {k: [counted(name, clients=k, steps=steps)[0] for steps in (2, 6)] for k in (1, 2, 5)}
@@ -46,7 +47,7 @@ def test_a_local_step_of_a_cohort_takes_few_operations(name, most):
 
 
 def test_an_exchange_of_gradients_takes_few_operations():
-    assert counted("W1")[0] / WORKLOADS["W1"].steps <= 205
+    assert counted("W1")[0] / WORKLOADS["W1"].steps <= 85
 
 
 def test_a_local_step_takes_little_memory():
@@ -54,7 +55,7 @@ def test_a_local_step_takes_little_memory():
     work = WORKLOADS["W2"]
     taken = (counted("W2", steps=6)[1] - counted("W2", steps=2)[1]) / 4
     rows = 4 * work.clients * work.batch * work.features
-    assert (taken - rows) / (4 * work.clients * work.size) <= 19
+    assert (taken - rows) / (4 * work.clients * work.size) <= 11
 
 
 def test_only_what_a_batch_touches_is_stepped_of_sparse_rows():

@@ -98,7 +98,7 @@ def train(
                 if own := tune(clock, packet, [0]).replies:
                     server = algorithm.aggregate(server, packet, own, clock, draw)
             down, up = down.plus(came.down), up.plus(came.up)
-            replied.update(reply.client for reply in came.replies)
+            replied.update(came.clients)
             rejected += came.rejected
         if replied or tune is not None:
             server = algorithm.close(server, Clock(number, rounds, algorithm.exchanges - 1))

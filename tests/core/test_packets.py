@@ -75,12 +75,15 @@ def test_one_packet_of_a_stack_is_the_packet_of_that_client_alone():
     assert torch.equal(stack.at(2).dense("theta", torch.float64), alone.at(0).dense("theta", torch.float64))
 
 
-def test_a_field_lies_over_a_background_which_shows_where_the_packet_is_silent():
-    under, support = torch.arange(10.0), torch.tensor([2, 7])
-    packet = packets.sparse_packet(support, {"theta": vectors(1, 10)[0]}, 32, draw())
-    laid = packet.over("theta", under.double())
-    assert torch.equal(laid[support], packet.fields["theta"].decode(torch.float64))
-    assert torch.equal(laid[[0, 1, 3, 4, 5, 6, 8, 9]], under[[0, 1, 3, 4, 5, 6, 8, 9]].double())
+def test_a_part_lies_over_a_background_which_shows_where_it_is_silent():
+    under, support, silent = torch.arange(10.0).double(), torch.tensor([[2, 7], [0, 1]]), torch.ones(2, 10, dtype=torch.bool)
+    silent = silent.scatter(1, support, False)
+    values = vectors(2, 2)
+    for elsewhere, background in ((None, under.expand(2, 10)), (torch.tensor([3.0, 4.0]).double(), torch.tensor([[3.0], [4.0]]).double().expand(2, 10))):
+        laid = packets.Part(values, support, elsewhere).over(under)
+        assert torch.equal(laid.gather(1, support), values)
+        assert torch.equal(laid[silent], background[silent])
+        assert torch.equal(packets.Part(values[1], support[1], None if elsewhere is None else elsewhere[1]).over(under), laid[1])
 
 
 def test_the_papers_formula_counts_four_bytes_a_value_and_no_positions():

@@ -69,12 +69,16 @@ def test_engines_agree_on_sparse_rows(name):
 def test_only_touched_features_are_made_dense():
     x, y = matrix()
     rows = Rows(csr_matrix(x), torch.from_numpy(y), COUNTS, OBJECTIVE, 4)
-    touched, batch = rows.take_touched(1, np.array([0, 3]))
+    picked = rows.pick(1, [np.array([0, 3]), np.array([2])])
+    assert np.array_equal(picked.features, np.flatnonzero(x[[30, 33, 32]].any(0)))
+    at, batch = picked.batch(0)
+    touched = picked.features[at]
     assert np.array_equal(touched, np.flatnonzero(x[[30, 33]].any(0)))
-    assert np.array_equal(batch.x[0].numpy(), x[[30, 33]][:, touched])
-    wider, batch = rows.take_touched(1, np.array([0, 3]), np.array([0, 119]))
-    assert set(wider) == set(touched) | {0, 119}
-    assert np.array_equal(batch.x[0].numpy(), x[[30, 33]][:, wider])
+    assert np.array_equal(batch.x.dense[0].numpy(), x[[30, 33]][:, touched])
+    wider = rows.pick(1, [np.array([0, 3])], np.array([0, 119]))
+    at, batch = wider.batch(0, np.searchsorted(wider.features, [0, 119]))
+    assert set(wider.features[at]) == set(touched) | {0, 119}
+    assert np.array_equal(batch.x.dense[0].numpy(), x[[30, 33]][:, wider.features[at]])
 
 
 def test_the_cap_knows_the_smoothness_of_sparse_rows():

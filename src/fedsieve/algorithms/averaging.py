@@ -1,6 +1,7 @@
 """Parameter averaging: the round that FedAvg, thresholding, pruning, L1 and masks share. A method says only where it differs."""
 
 from abc import ABC
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -63,7 +64,7 @@ class Averaging(Method, ABC):
         """All of theta."""
         return self.pack_dense(client.theta, draw)
 
-    def aggregate(self, server: Server, packet: Packet, replies: list[Reply], clock: Clock, draw: Draw) -> Server:
+    def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
         """sent + server step towards the mean + memory * (what the broadcast left out)."""
         sent = packet.dense("theta", server.theta.dtype)
         theta, moments = server_step(self, server.moments, sent, self.merged(packet, replies, server.theta, clock, draw)["theta"])

@@ -1,6 +1,5 @@
 """FedIter-HT (Tong et al. 2022): hard thresholding after every local step and after averaging."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +10,7 @@ from torch import Tensor
 from fedsieve.algorithms.averaging import Client
 from fedsieve.algorithms.fed_ht import Thresholding
 from fedsieve.core import selection
-from fedsieve.core.packets import Packet
+from fedsieve.core.packets import Packet, Part
 from fedsieve.core.streams import Draw
 from fedsieve.core.types import Clock, Layout
 
@@ -36,9 +35,9 @@ class FedIterHT(Thresholding):
         kept = selection.top(theta.abs(), parts, layout.groups)
         return torch.where(kept, theta, torch.zeros_like(theta))
 
-    def read(self, packet: Packet, dtype: torch.dtype, rest: Mapping[str, Tensor] | None = None) -> dict[str, Float[Tensor, " _n"]]:
+    def said(self, packet: Packet, dtype: torch.dtype) -> dict[str, Part]:
         """A reply is all that a client holds: what it dropped is zero, not unchanged, also in a difference."""
-        return super().read(packet, dtype)
+        return {name: part._replace(elsewhere=torch.zeros_like(part.values[..., 0])) for name, part in super().said(packet, dtype).items()}
 
     def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
         """The m weights that are left."""

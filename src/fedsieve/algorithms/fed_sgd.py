@@ -1,5 +1,6 @@
 """Dense federated SGD: gradients aggregated every mini-batch, Adam at the server, one final top-m."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import ClassVar
@@ -68,7 +69,7 @@ class FedSGD(GradientExchange, Averaging):
         """The gradient."""
         return dense_packet({"gradient": client.theta}, self.bits, draw)
 
-    def aggregate(self, server: Server, packet: Packet, replies: list[Reply], clock: Clock, draw: Draw) -> Server:
+    def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
         """One optimizer step on the mean gradient."""
         gradient = self.merged(packet, replies, server.theta, clock, draw)["gradient"]
         move, moments = optimizers.step(

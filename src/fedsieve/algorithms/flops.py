@@ -1,5 +1,6 @@
 """FLoPS, Algorithm 1 (L142-168): gradients in theta~ and phi aggregated every mini-batch, the constraint's added at the server."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -56,7 +57,7 @@ class Flops(GradientExchange, Gated):
         """Both gradients, dense."""
         return dense_packet({"gradient": client.weights, "gate_gradient": client.log_alpha}, self.bits, draw)
 
-    def aggregate(self, server: Server, packet: Packet, replies: list[Reply], clock: Clock, draw: Draw) -> Server:
+    def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
         """Mean gradients, the constraint's closed form, one step of theta~, phi and lambda together (L152-154)."""
         merged = self.merged(packet, replies, server.weights, clock, draw)
         gradient = merged["gradient"]

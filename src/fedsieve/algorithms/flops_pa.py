@@ -1,6 +1,6 @@
 """FLoPS-PA, Algorithm 2 (L171-204): parameters and gates averaged once a round, the top m of both in each message."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from fedsieve.core import gates, selection
 from fedsieve.core.constraint import Dual
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT
 from fedsieve.core.optimizers import Moments
-from fedsieve.core.packets import Packet, dense_all, round_gates, round_values, sparse_packet
+from fedsieve.core.packets import Packet, Part, round_gates, round_values, sparse_packet
 from fedsieve.core.streams import Draw
 from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
 
@@ -145,16 +145,12 @@ class FlopsPA(Gated):
         """theta~ (zero where the packet is silent) and z, or log_alpha where that is what was sent."""
         return packet.dense("weights", dtype), packet.dense(self.gate_field, dtype, packet.scalar("rest_gate", dtype))
 
-    def read(self, packet: Packet, dtype: torch.dtype, rest: Mapping[str, Tensor] | None = None) -> dict[str, Float[Tensor, " _n"]]:
+    def said(self, packet: Packet, dtype: torch.dtype) -> dict[str, Part]:
         """theta and its gates; of gates a packet is never silent, the rest gate speaks for those it does not name."""
-        weights, gate = self.receive(packet, dtype)
-        theta = weights * gate.clamp_min(GATE_MARGIN) if self.message is Message.GATES else weights
-        return {"theta": theta if rest is None else torch.where(packet.mask(dtype) > 0, theta, rest["theta"]), "gate": gate}
-
-    def said(self, packets: list[Packet], dtype: torch.dtype) -> dict[str, Float[Tensor, "k _n"]]:
-        """theta and its gates."""
-        weights, gate = dense_all(packets, "weights", dtype), dense_all(packets, self.gate_field, dtype, "rest_gate")
-        return {"theta": weights * gate.clamp_min(GATE_MARGIN) if self.message is Message.GATES else weights, "gate": gate}
+        theta, gate = (packet.fields[name].decode(dtype) for name in ("weights", self.gate_field))
+        if self.message is Message.GATES:
+            theta = theta * gate.clamp_min(GATE_MARGIN)
+        return {"theta": Part(theta, packet.support), "gate": Part(gate, packet.support, packet.scalar("rest_gate", dtype))}
 
     def log_alpha_of(self, gate: Float[Tensor, "*k p"]) -> Float[Tensor, "*k p"]:
         """phi from what was received: z inverted, noise ignored (L171), or log_alpha itself."""
@@ -216,7 +212,7 @@ class FlopsPA(Gated):
         """Gates drawn once more, then the message (L199-200)."""
         return self.send(client.weights, client.log_alpha, client.layout, clock, draw)
 
-    def aggregate(self, server: Server, packet: Packet, replies: list[Reply], clock: Clock, draw: Draw) -> Server:
+    def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
         """theta and z averaged, theta~ = theta / z, phi from z (L183-186); what the broadcast left out is remembered (E5)."""
         dtype = server.theta.dtype
         sent = server.theta * (packet.dense("weights", dtype) != 0)

@@ -153,13 +153,11 @@ class Gated(Method, ABC):
         for r in range(self.samples):
             gate = self.client_gates(log_alpha, objective.layout, draw, f"gates {r}")
             loss, gradient = objective.gradient(weights * gate.value, batch)
-            by_weight = gradient * gate.value
+            by_weight, by_gate = gates.chain(gradient, weights, gate)
             size = self.step_size(loss, by_weight, batch, clock)
             if self.clip < inf:
-                gradient = optimizers.clipped(gradient, self.clip)
-                by_weight = gradient * gate.value
-            by_gate = selection.shared(gradient * weights * gate.slope, objective.layout.groups)
-            slopes.append(Slopes(by_weight, by_gate, size))
+                by_weight, by_gate = gates.chain(optimizers.clipped(gradient, self.clip), weights, gate)
+            slopes.append(Slopes(by_weight, selection.shared(by_gate, objective.layout.groups), size))
         if self.samples == 1:
             return slopes[0]
         return Slopes(*(torch.stack(parts).mean(0) for parts in zip(*slopes, strict=True)))
@@ -196,7 +194,7 @@ class Gated(Method, ABC):
 
     def score(self, weights: Float[Tensor, "*k p"], log_alpha: Float[Tensor, "*k p"]) -> Float[Tensor, "*k p"]:
         """|theta~| times the test-time gate (decision C3)."""
-        return self.open_gate(log_alpha).mul_(weights).abs_()
+        return gates.magnitude(self.shape, weights, log_alpha, self.test_gate, GATE_MARGIN)
 
     def open_gate(self, log_alpha: Float[Tensor, "*k p"]) -> Float[Tensor, "*k p"]:
         """The test-time gate, a hair above 0: closed gates are then ranked by weight, and a kept weight is never zero (C5)."""

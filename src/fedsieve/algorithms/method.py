@@ -10,13 +10,13 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from fedsieve.core import optimizers, selection
-from fedsieve.core.aggregation import Mean, Weighting, cohort_weights, mean, riemannian_mean, robust
+from fedsieve.core.aggregation import Mean, Weighting, cohort_weights, mean, riemannian_mean, robust, sparse_mean
 from fedsieve.core.noise import Noise, noisy_mean
 from fedsieve.core.optimizers import Moments, Optimizer, StepRule
-from fedsieve.core.packets import GATES, PRECISIONS, Packet, dense_all, dense_packet, scalar_all, sparse_packet
+from fedsieve.core.packets import GATES, PRECISIONS, Packet, Part, dense_packet, sparse_packet
 from fedsieve.core.selection import Budget, BudgetRule, Schedule
 from fedsieve.core.streams import Draw
-from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
+from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply, Stack, stacked
 
 SCHEDULING = frozenset({"schedule", "start_density", "schedule_start", "schedule_end", "warmup"})
 """Options about the density of messages: nothing to methods whose messages are dense, or have one support for good."""
@@ -206,25 +206,36 @@ class Method:
         """All of a vector as a message."""
         return dense_packet({"theta": vector}, self.bits, draw)
 
-    def read(self, packet: Packet, dtype: torch.dtype, rest: Mapping[str, Tensor] | None = None) -> dict[str, Float[Tensor, " _n"]]:
-        """What a packet says, part by part: fields as full vectors, `rest` (or 0) where it is silent, scalars as vectors of one."""
-        under = rest or {}
-        fields = {name: packet.over(name, under[name]) if name in under else packet.dense(name, dtype) for name in packet.fields}
-        return fields | {name: packet.scalar(name, dtype)[None] for name in packet.scalars}
+    def read(self, packet: Packet, dtype: torch.dtype, rest: Mapping[str, Tensor] | None = None) -> dict[str, Float[Tensor, "*k _n"]]:
+        """What a packet, or a stack of them, says, part by part, as full vectors: `rest` (or 0) where it is silent."""
+        nothing = torch.zeros(packet.size, dtype=dtype)
+        return {name: part.over((rest or {}).get(name, nothing)) for name, part in self.said(packet, dtype).items()}
+
+    def said(self, packet: Packet, dtype: torch.dtype) -> dict[str, Part]:
+        """The parts: every field, and every scalar as a vector of one."""
+        fields = {name: Part(values.decode(dtype), packet.support) for name, values in packet.fields.items()}
+        return fields | {name: Part(packet.scalar(name, dtype)[..., None]) for name in packet.scalars}
 
     def moved(self, packet: Packet, replies: Sequence[Reply], dtype: torch.dtype) -> dict[str, Float[Tensor, "k _n"]]:
         """Each reply less the broadcast, 0 where it is silent: an absent entry is no change. What was not broadcast is a difference."""
         sent = self.read(packet, dtype)
-        said = [self.read(reply.packet, dtype, sent) for reply in replies]
-        stacks = {name: torch.stack([parts[name] for parts in said]) for name in said[0]}
-        return {name: stack - sent[name] if name in sent else stack for name, stack in stacks.items()}
+        return {name: said - sent[name] if name in sent else said for name, said in self.heard(replies, dtype, sent).items()}
+
+    def heard(
+        self, replies: Sequence[Reply], dtype: torch.dtype, rest: Mapping[str, Tensor] | None = None
+    ) -> dict[str, Float[Tensor, "k _n"]]:
+        """What `read` says of each reply, all of one form at once."""
+        if (stack := stacked(replies)) is not None:
+            return self.read(stack, dtype, rest)
+        said = [self.read(reply.packet, dtype, rest) for reply in replies]
+        return {name: torch.stack([parts[name] for parts in said]) for name in said[0]}
 
     def shared_support(self, packet: Packet, clock: Clock) -> Int64[Tensor, " m"] | None:
         """The coordinates that replies to a packet speak of by rule, whatever the data: its own, or all where clients choose."""
         return None
 
     def merged(
-        self, packet: Packet, replies: list[Reply], like: Float[Tensor, " p"], clock: Clock, draw: Draw
+        self, packet: Packet, replies: Sequence[Reply], like: Float[Tensor, " p"], clock: Clock, draw: Draw
     ) -> dict[str, Float[Tensor, " _n"]]:
         """What the cohort says, part by part: the weighted mean, with 0 where a packet is silent (L152).
 
@@ -238,22 +249,21 @@ class Method:
             else:
                 step = noisy_mean(moved, self.private, self.shared_support(packet, clock), draw)
             return {name: sent[name] + part if name in sent else part for name, part in step.items()}
-        said = self.said([reply.packet for reply in replies], like.dtype)
-        return {name: mean(stack, shares) if name in GATES else self.average(stack, shares) for name, stack in said.items()}
-
-    def said(self, packets: list[Packet], dtype: torch.dtype) -> dict[str, Float[Tensor, "k _n"]]:
-        """What `read` says of each packet, all of them at once."""
-        fields = {name: dense_all(packets, name, dtype) for name in packets[0].fields}
-        return fields | {name: scalar_all(packets, name, dtype)[:, None] for name in packets[0].scalars}
+        stack = stacked(replies)
+        if stack is None or self.weights is Weighting.RIEMANNIAN:
+            said = self.heard(replies, like.dtype)
+            return {name: mean(part, shares) if name in GATES else self.average(part, shares) for name, part in said.items()}
+        return {name: sparse_mean(part, shares, packet.size) for name, part in self.said(stack, like.dtype).items()}
 
     def average(self, vectors: Float[Tensor, "k n"], shares: Float[Tensor, " k"]) -> Float[Tensor, " n"]:
         """The mean of vectors: plain, or on the sphere (decision D6)."""
         return riemannian_mean(vectors, shares) if self.weights is Weighting.RIEMANNIAN else mean(vectors, shares)
 
 
-def examples(replies: list[Reply], like: Tensor) -> Float[Tensor, " k"]:
+def examples(replies: Sequence[Reply], like: Tensor) -> Float[Tensor, " k"]:
     """n_k of those who replied."""
-    return torch.tensor([reply.examples for reply in replies], dtype=like.dtype, device=like.device)
+    counts = replies.examples if isinstance(replies, Stack) else [reply.examples for reply in replies]
+    return torch.tensor(counts, dtype=like.dtype, device=like.device)
 
 
 def exactly(kept: Budget, theta: Float[Tensor, " p"], layout: Layout) -> Float[Tensor, " p"]:

@@ -4,6 +4,7 @@ First part of the rounds, searching: the uplink carries the signs of the largest
 and the server remembers what it does not send. Last part, polishing: the support stands, the uplink carries its updates as numbers.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, Literal, NamedTuple
@@ -193,7 +194,7 @@ class Sieve(Method):
         packet.scalars.update(two_means(client.log_alpha, kept, client.layout))
         return packet
 
-    def aggregate(self, server: Server, packet: Packet, replies: list[Reply], clock: Clock, draw: Draw) -> Server:
+    def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
         """theta <- sent + server step along the mean update + memory * (what the broadcast left out); then the dual, solved."""
         dtype, layout = server.weights.dtype, server.layout
         sent = packet.dense("weights", dtype)

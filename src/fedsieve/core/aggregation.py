@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from fedsieve.core.packets import Part
 from fedsieve.core.selection import exact_floor
 
 
@@ -46,6 +47,19 @@ def cohort_weights(examples: Float[Tensor, " k"], kind: Weighting) -> Float[Tens
 def mean(vectors: Float[Tensor, "k n"], weights: Float[Tensor, " k"]) -> Float[Tensor, " n"]:
     """sum_k w_k v_k. A sum, not a product of matrices: its order depends on the shape alone, so every engine gives the same bits."""
     return (vectors * weights[:, None]).sum(0)
+
+
+def sparse_mean(part: Part, weights: Float[Tensor, " k"], size: int) -> Float[Tensor, " n"]:
+    """sum_k w_k v_k of a stack that speaks of a few coordinates each: client after client, in every engine."""
+    if part.support is None:
+        return mean(part.values, weights)
+    total, values = part.values.new_zeros(size), part.values
+    if part.elsewhere is not None:
+        total += (weights * part.elsewhere).sum()
+        values = values - part.elsewhere[:, None]
+    for places, addend in zip(part.support, values * weights[:, None], strict=True):
+        total.index_add_(0, places, addend)
+    return total
 
 
 def riemannian_mean(vectors: Float[Tensor, "k n"], weights: Float[Tensor, " k"], iterations: int = 10) -> Float[Tensor, " n"]:

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fedsieve.core.compiled import passes_over
 from fedsieve.core.gates import LOG_ALPHA_LIMIT, HardConcrete, active_probability
 
 
@@ -38,9 +39,13 @@ def slope(
     shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], multiplier: Float[Tensor, "*#k"], form: Form, size: int
 ) -> Float[Tensor, "*k n"]:
     """lambda grad_phi L_con: lambda P (1 - P), over |theta| in the paper's form; added in descent (L138; L136 has a slip, A1)."""
+    scale = multiplier if form is Form.COUNT else multiplier / size
+    if log_alpha.ndim == 2 and (fast := passes_over(log_alpha)):
+        found = torch.empty_like(log_alpha)
+        fast.constraint_slope(log_alpha.numpy(), shape.offset, scale.expand(len(log_alpha)).contiguous().numpy(), found.numpy())
+        return found
     p = active_probability(shape, log_alpha)
-    scale = multiplier[..., None] / (1 if form is Form.COUNT else size)
-    return torch.ops.aten.sigmoid_backward(scale.expand_as(p), p)
+    return torch.ops.aten.sigmoid_backward(scale[..., None].expand_as(p), p)
 
 
 def ascend(multiplier: Float[Tensor, "*k"], violation: Float[Tensor, "*k"], rate: float) -> Float[Tensor, "*k"]:

@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fedsieve.core.compiled import flat, passes_over
+
 LOG_ALPHA_LIMIT = 12.0
 """log_alpha lives in +-12 (decision A7): the usual +-log 100 would keep P(z != 0) above .046."""
 NOISE_MARGIN = 1e-6
@@ -56,12 +58,29 @@ def stretch(shape: HardConcrete, s: Float[Tensor, "*k n"], least: float = 0.0) -
 
 def sample(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], noise: Float[Tensor, "*k n"]) -> Gates:
     """Gates for uniform noise u, with dz/dphi = (zeta - gamma)/beta' s (1 - s) where 0 < z < 1, else 0 (L118-122, decision A3)."""
+    if fast := passes_over(log_alpha, noise):
+        found = Gates(torch.empty_like(log_alpha), torch.empty_like(log_alpha))
+        fast.sampled_gates(flat(log_alpha), flat(noise), NOISE_MARGIN, *shape, flat(found.value), flat(found.slope))
+        return found
     return _gates(shape, torch.logit(noise, NOISE_MARGIN).add_(log_alpha).div_(shape.temperature))
 
 
 def deterministic(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"]) -> Gates:
     """The gates at the noise's median, u = 1/2, with their derivative."""
+    if fast := passes_over(log_alpha):
+        found = Gates(torch.empty_like(log_alpha), torch.empty_like(log_alpha))
+        fast.median_gates(flat(log_alpha), *shape, flat(found.value), flat(found.slope))
+        return found
     return _gates(shape, log_alpha / shape.temperature)
+
+
+def chain(gradient: Float[Tensor, "*k n"], weights: Float[Tensor, "*k n"], gate: Gates) -> tuple[Float[Tensor, "*k n"], Float[Tensor, "*k n"]]:
+    """The gradient g in theta = theta~ z as gradients in theta~ and phi: g z and g theta~ dz/dphi."""
+    if fast := passes_over(gradient, weights, *gate):
+        by_weight, by_gate = torch.empty_like(gradient), torch.empty_like(gradient)
+        fast.chain(*map(flat, (gradient, weights, *gate, by_weight, by_gate)))
+        return by_weight, by_gate
+    return gradient * gate.value, gradient * weights * gate.slope
 
 
 def _gates(shape: HardConcrete, logits: Float[Tensor, "*k n"]) -> Gates:
@@ -82,6 +101,17 @@ def at_test_time(
     """The gate of the finished model (L128, decision A5), at least `least`."""
     temperature = shape.temperature if kind is GateAtTest.MEDIAN else 1.0
     return stretch(shape, (log_alpha / temperature).sigmoid_(), least)
+
+
+def magnitude(
+    shape: HardConcrete, weights: Float[Tensor, "*k n"], log_alpha: Float[Tensor, "*k n"], kind: GateAtTest, least: float
+) -> Float[Tensor, "*k n"]:
+    """|theta~ z| with the test-time gate."""
+    if kind is GateAtTest.MEDIAN and (fast := passes_over(weights, log_alpha)):
+        found = torch.empty_like(weights)
+        fast.magnitudes(flat(weights), flat(log_alpha), *shape, least, flat(found))
+        return found
+    return at_test_time(shape, log_alpha, kind, least).mul_(weights).abs_()
 
 
 def active_probability(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"]) -> Float[Tensor, "*k n"]:

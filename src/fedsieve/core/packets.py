@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from enum import IntEnum
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from fedsieve.core.compiled import passes_over
 from fedsieve.core.streams import Draw
 
 
@@ -61,6 +62,22 @@ class Values(NamedTuple):
         return (self.codes.to(dtype) + 0.5 * (self.coding in HALVED)) * self.scale[..., None].to(dtype)
 
 
+class Part(NamedTuple):
+    """What a packet, or a stack of them, says of one vector: values at a support (everywhere when None), and one number of all else."""
+
+    values: Float[Tensor, "*k m"]
+    support: Int64[Tensor, "*k m"] | None = None
+    elsewhere: Float[Tensor, "*k"] | None = None
+    """None where it is silent of all else"""
+
+    def over(self, background: Float[Tensor, " n"]) -> Float[Tensor, "*k _n"]:
+        """A full vector; the background shows where the packet is silent."""
+        if self.support is None:
+            return self.values
+        rest = background if self.elsewhere is None else self.elsewhere[..., None]
+        return rest.expand(*self.values.shape[:-1], len(background)).scatter(-1, self.support, self.values)
+
+
 class Packet(NamedTuple):
     """A message about a vector of `size` coordinates, or a stack of them: fields at the support (everywhere when None), and scalars."""
 
@@ -78,11 +95,6 @@ class Packet(NamedTuple):
             return values
         background = torch.as_tensor(rest, dtype=dtype, device=values.device)[..., None].expand(*values.shape[:-1], self.size)
         return background.scatter(-1, self.support, values)
-
-    def over(self, field: str, background: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
-        """The field laid over a full vector, which shows where the packet is silent."""
-        values = self.fields[field].decode(background.dtype)
-        return values if self.support is None else background.scatter(-1, self.support, values)
 
     def mask(self, dtype: torch.dtype) -> Tensor:
         """1 where the packet speaks, 0 where it is silent."""
@@ -114,6 +126,18 @@ class Packet(NamedTuple):
         """The i-th packet of a stack."""
         return self.split()[i]
 
+    def alone(self) -> "Packet":
+        """A packet as a stack of one."""
+        fields = {name: Values(v.codes[None], None if v.scale is None else v.scale[None], v.coding) for name, v in self.fields.items()}
+        scalars = {name: value[None] for name, value in self.scalars.items()}
+        return Packet(self.size, None if self.support is None else self.support[None], fields, scalars)
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What packets of a stack have in common: names, codings, and how many values."""
+        fields = ((name, values.coding, values.codes.shape[-1]) for name, values in self.fields.items())
+        return self.size, self.support is None, *fields, *self.scalars
+
     @property
     def formula_bytes(self) -> int:
         """The paper's cost: four bytes a value, nothing for positions (L303)."""
@@ -126,22 +150,19 @@ def _rows_of(values: Values) -> list[Values]:
     return [Values(row, scale, values.coding) for row, scale in zip(codes, scales, strict=True)]
 
 
-def dense_all(packets: Sequence[Packet], field: str, dtype: torch.dtype, rest: str | None = None) -> Float[Tensor, "k p"]:
-    """The field of each packet as a full vector, its scalar `rest` (or 0) where it is silent; packets of one form are decoded together."""
-    parts, supports = [packet.fields[field] for packet in packets], [packet.support for packet in packets]
-    size, background = packets[0].size, 0.0 if rest is None else scalar_all(packets, rest, dtype)
-    forms = {(part.coding, part.codes.shape, support is None) for part, support in zip(parts, supports, strict=True)}
-    if len(forms) > 1:
-        under = [0.0] * len(packets) if rest is None else background
-        return torch.stack([packet.dense(field, dtype, below) for packet, below in zip(packets, under, strict=True)])
-    scale = None if parts[0].scale is None else torch.stack([part.scale for part in parts])
-    together = Values(torch.stack([part.codes for part in parts]), scale, parts[0].coding)
-    return Packet(size, None if supports[0] is None else torch.stack(supports), {field: together}, {}).dense(field, dtype, background)
-
-
-def scalar_all(packets: Sequence[Packet], name: str, dtype: torch.dtype) -> Float[Tensor, " k"]:
-    """A scalar of each packet."""
-    return torch.stack([packet.scalars[name] for packet in packets]).to(dtype)
+def joined(stacks: Sequence[Packet]) -> Packet | None:
+    """Several stacks as one, if all have one form."""
+    first = stacks[0]
+    if len(stacks) == 1 or len({stack.form for stack in stacks}) > 1:
+        return first if len(stacks) == 1 else None
+    fields = {}
+    for name, values in first.fields.items():
+        parts = [stack.fields[name] for stack in stacks]
+        scale = None if values.scale is None else torch.cat([part.scale for part in parts])
+        fields[name] = Values(torch.cat([part.codes for part in parts]), scale, values.coding)
+    scalars = {name: torch.cat([stack.scalars[name] for stack in stacks]) for name in first.scalars}
+    support = None if first.support is None else torch.cat([stack.support for stack in stacks])
+    return Packet(first.size, support, fields, scalars)
 
 
 def opening(seed: int, size: int) -> Packet:
@@ -160,14 +181,20 @@ def round_values(values: Float[Tensor, "*k m"], bits: int, draw: Draw, purpose: 
         return Values(values.clamp(-65504, 65504).to(torch.float16), None, Coding.FLOAT16)
     highest = 2 ** (bits - 1) - 1
     half = 0.5 if zero_free else 0.0
+    lowest, coding = (-highest - 1, HALVES[bits]) if zero_free else (-highest, LEVELS[bits])
+    noise = draw(f"round {purpose}", values.shape[-1])
+    step, tiny = (1 + 1e-6) / (highest + half), torch.finfo(torch.float32).tiny
     # The float32 scale is a hair wide, so that the largest value stays inside the levels.
-    largest = torch.linalg.vector_norm(values, inf, dim=-1) * ((1 + 1e-6) / (highest + half))
-    scale = largest.to(torch.float32).clamp_min(torch.finfo(torch.float32).tiny)
-    levels = (values / scale[..., None].to(values.dtype)).add_(draw(f"round {purpose}", values.shape[-1]))
+    if fast := passes_over(values, noise):
+        codes, scale = torch.empty(values.shape, dtype=torch.int8), values.new_empty(values.shape[:-1])
+        table = (scale.numel(), values.shape[-1])
+        fast.levels(*(v.view(table).numpy() for v in (values, noise)), step, tiny, half, lowest, highest, codes.view(table).numpy(), scale.view(-1).numpy())
+        return Values(codes, scale, coding)
+    scale = (torch.linalg.vector_norm(values, inf, dim=-1) * step).to(torch.float32).clamp_min(tiny)
+    levels = (values / scale[..., None].to(values.dtype)).add_(noise)
     if zero_free:
         levels.sub_(half)
-    levels.floor_().clamp_(-highest - 1 if zero_free else -highest, highest)
-    return Values(levels.to(torch.int8), scale, (HALVES if zero_free else LEVELS)[bits])
+    return Values(levels.floor_().clamp_(lowest, highest).to(torch.int8), scale, coding)
 
 
 def round_signs(values: Float[Tensor, "*k m"]) -> Values:

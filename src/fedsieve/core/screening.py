@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsieve.core.gates import LOG_ALPHA_LIMIT
 from fedsieve.core.packets import GATES, SCALED, Coding, Packet, Values
-from fedsieve.core.types import Algorithm, Exchanged, Reply
+from fedsieve.core.types import Algorithm, Exchanged, Reply, Stack
 
 KINDS = {Coding.FLOAT32: torch.float32, Coding.FLOAT16: torch.float16, Coding.UNIT8: torch.uint8}
 """How codes are held; of all others as int8."""
@@ -36,11 +36,15 @@ def screened(algorithm: Algorithm, packet: Packet, came: Exchanged, cohort: Sequ
     cohort's median and longer than what was broadcast. Where most clients have come to rest an honest one may still move a million
     times as far as the median, but hardly as far as the whole model.
     """
+    if isinstance(came.replies, Stack) and _all_sound(algorithm, packet, came.replies, cohort, screen, dtype):
+        return came
     sound: list[Reply] = []
     rejected = list(came.rejected)
     waited = set(cohort)
     for reply in came.replies:
-        problem = "it was not asked, or has answered already" if reply.client not in waited else _problem(algorithm, packet, reply, screen)
+        problem = "it was not asked, or has answered already"
+        if reply.client in waited:
+            problem = _problem(algorithm, packet, reply.packet, (), [reply.examples], screen)
         waited.discard(reply.client)
         if problem is None:
             sound.append(reply)
@@ -60,13 +64,24 @@ def screened(algorithm: Algorithm, packet: Packet, came: Exchanged, cohort: Sequ
     return came._replace(replies=[reply for reply, no in zip(sound, refused, strict=True) if not no], rejected=rejected)
 
 
+def _all_sound(
+    algorithm: Algorithm, packet: Packet, stack: Stack, cohort: Sequence[int], screen: Screen, dtype: torch.dtype
+) -> bool:
+    """One look at all replies; where something is wrong, a look at each says with which."""
+    asked = set(stack.clients) <= set(cohort) and len(set(stack.clients)) == len(stack)
+    if not asked or _problem(algorithm, packet, stack.packet, (len(stack),), stack.examples, screen) or not _is_finite(stack.packet):
+        return False
+    everyone = torch.ones(len(stack), dtype=torch.bool)
+    return screen.norm_limit == inf or not bool(_far(algorithm, packet, stack, everyone, screen.norm_limit, dtype).any())
+
+
 def _is_finite(packet: Packet) -> bool:
     numbers = [values.codes if values.scale is None else values.scale for values in packet.fields.values()]
     return all(bool(np.isfinite(number.numpy(force=True)).all()) for number in (*numbers, *packet.scalars.values()))
 
 
 def _far(
-    algorithm: Algorithm, packet: Packet, replies: list[Reply], finite: Bool[Tensor, " k"], limit: float, dtype: torch.dtype
+    algorithm: Algorithm, packet: Packet, replies: Sequence[Reply], finite: Bool[Tensor, " k"], limit: float, dtype: torch.dtype
 ) -> Bool[Tensor, " k"]:
     length = weight_norms(algorithm.moved(packet, replies, dtype))
     model = weight_norms({name: part[None] for name, part in algorithm.read(packet, dtype).items()})
@@ -83,43 +98,46 @@ def weight_norms(parts: dict[str, Float[Tensor, "k _n"]]) -> Float[Tensor, " k"]
     return torch.stack([lengths(part) for name, part in parts.items() if name not in GATES]).square().sum(0).sqrt()
 
 
-def _problem(algorithm: Algorithm, packet: Packet, reply: Reply, screen: Screen) -> str | None:
-    """What is wrong with one reply, its numbers aside."""
-    said = reply.packet
+def _problem(
+    algorithm: Algorithm, packet: Packet, said: Packet, among: tuple[int, ...], examples: Sequence[float], screen: Screen
+) -> str | None:
+    """What is wrong with one reply, or with a stack of them (`among` its client axis), numbers aside."""
     named = {*said.fields, *said.scalars}
     if said.seed is not None or named != algorithm.reply_fields:
         return f"it holds {', '.join(sorted(named)) or 'nothing'}; expected {', '.join(sorted(algorithm.reply_fields))}"
     if said.size != packet.size:
         return f"it is for {said.size} parameters; this model has {packet.size}"
-    if said.support is not None and not _is_support(said.support, said.size):
+    if said.support is not None and not _is_support(said.support, said.size, among):
         return "its positions are not increasing numbers below the number of parameters"
-    count = said.size if said.support is None else len(said.support)
-    if not all(_fits(values, count) for values in said.fields.values()) or any(scalar.shape for scalar in said.scalars.values()):
+    count = said.size if said.support is None else said.support.shape[-1]
+    fits = all(_fits(values, among, count) for values in said.fields.values())
+    if not fits or any(scalar.shape != among for scalar in said.scalars.values()):
         return f"a field has not one value for each of {count} positions"
     largest = [_largest(values) for name, values in said.fields.items() if name in GATES]
-    largest += [abs(float(scalar)) for name, scalar in said.scalars.items() if name in GATES]
+    largest += [float(scalar.abs().amax()) for name, scalar in said.scalars.items() if name in GATES]
     if any(size > GATE_LIMIT for size in largest):
         return f"a gate is outside its limits: log_alpha stays within +-{LOG_ALPHA_LIMIT:g}"
-    if not 1 <= reply.examples <= screen.most_examples:
-        return f"it claims {reply.examples} examples; between 1 and {screen.most_examples} may be claimed"
+    if not (1 <= min(examples) and max(examples) <= screen.most_examples):
+        return f"it claims {max(examples)} examples; between 1 and {screen.most_examples} may be claimed"
     return None
 
 
 def _largest(values: Values) -> float:
     """The largest magnitude, by NumPy, as there is a call for every reply."""
     codes = values.codes.numpy(force=True)
-    ends = Values(torch.tensor([codes.min(), codes.max()]), values.scale, values.coding).decode(torch.float32)
+    ends = torch.from_numpy(np.stack((codes.min(-1), codes.max(-1)), axis=-1))
+    ends = Values(ends, values.scale, values.coding).decode(torch.float32)
     return float(ends.abs().amax())
 
 
-def _is_support(support: Tensor, size: int) -> bool:
-    if support.dtype != torch.int64 or support.ndim != 1 or not len(support):
+def _is_support(support: Tensor, size: int, among: tuple[int, ...]) -> bool:
+    if support.dtype != torch.int64 or support.shape[:-1] != among or not support.ndim or not support.shape[-1]:
         return False
     places = support.numpy(force=True)
-    return bool(places[0] >= 0 and places[-1] < size and (places[1:] > places[:-1]).all())
+    return bool((places[..., 0] >= 0).all() and (places[..., -1] < size).all() and (places[..., 1:] > places[..., :-1]).all())
 
 
-def _fits(values: Values, count: int) -> bool:
+def _fits(values: Values, among: tuple[int, ...], count: int) -> bool:
     kind = KINDS.get(values.coding, torch.int8)
-    scaled = values.scale is not None and values.scale.shape == () if values.coding in SCALED else values.scale is None
-    return values.codes.shape == (count,) and values.codes.dtype == kind and scaled
+    scaled = values.scale is not None and values.scale.shape == among if values.coding in SCALED else values.scale is None
+    return values.codes.shape == (*among, count) and values.codes.dtype == kind and scaled

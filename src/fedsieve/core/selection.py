@@ -235,8 +235,9 @@ def scale_log_alpha(log_alpha: Float[Tensor, "*k n"], chosen: Bool[Tensor, "*k n
     """Push log_alpha up where chosen and down elsewhere (L155-157; the literal form never closes an open gate, decision C1)."""
     if kind is Scaling.OFF:
         return log_alpha
-    sign = torch.full_like(log_alpha, -rate).masked_fill_(chosen, rate)
-    push = sign if kind is Scaling.ADDITIVE else sign * (log_alpha.abs() if kind is Scaling.SIGN_AWARE else log_alpha)
+    push = torch.where(chosen, log_alpha.new_tensor(rate), log_alpha.new_tensor(-rate))
+    if kind is not Scaling.ADDITIVE:
+        push *= log_alpha.abs() if kind is Scaling.SIGN_AWARE else log_alpha
     return (log_alpha + push).clamp_(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
 
 

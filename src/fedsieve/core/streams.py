@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Float, Int64, UInt64
 from torch import Tensor
 
+from fedsieve.core.compiled import LEAST, passes
+
 SERVER = -1
 """The client number under which the server draws its own noise."""
 
@@ -61,7 +63,12 @@ def uniforms(keys: UInt64[np.ndarray, " k"], at: Int64[np.ndarray, " n"] | int) 
 
     The 23 bits are put behind the exponent of 1, which is exact and takes no conversion of 64-bit integers.
     """
-    bits = scramble(keys[:, None] + (_counters(at) if isinstance(at, int) else _spaced(at)))
+    counters = _counters(at) if isinstance(at, int) else _spaced(at)
+    if len(counters) >= LEAST and (fast := passes()):
+        noise = np.empty((len(keys), len(counters)), dtype=np.float32)
+        fast.uniforms(keys, counters, noise)
+        return noise
+    bits = scramble(keys[:, None] + counters)
     high = bits.view(np.uint32)[:, _HIGH::2] >> np.uint32(9)
     high |= np.uint32(0x3F800000)
     noise = high.view(np.float32)
@@ -92,13 +99,13 @@ def drawer(
     clients: Sequence[int],
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
-    at: Int64[np.ndarray, " n"] | None = None,
+    at: Callable[[], Int64[np.ndarray, " n"]] | None = None,
 ) -> Draw:
-    """The noise of one step for a stack of clients; `at` names the coordinates of a restricted vector among all."""
+    """The noise of one step for a stack of clients; `at` tells the coordinates of a restricted vector among all, when noise is drawn."""
 
     def draw(purpose: str, size: int) -> Tensor:
         keys = client_keys(key(seed, purpose, round, exchange, step), clients)
-        return torch.from_numpy(uniforms(keys, size if at is None else at)).to(device=device, dtype=dtype)
+        return torch.from_numpy(uniforms(keys, size if at is None else at())).to(device=device, dtype=dtype)
 
     return draw
 

@@ -1,18 +1,20 @@
 """The contract between algorithms, objectives, engines and the round. Letters: p parameters, m kept, k clients, b rows."""
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from fedsieve.core.packets import Packet
+from fedsieve.core.packets import Packet, joined
+from fedsieve.core.sparse import SparseBatch
 from fedsieve.core.streams import Draw
 
 
 class Batch(NamedTuple):
     """Rows of a stack of clients: x (*k, b, ...), y (*k, b, ...), and what each client knows of its own curvature."""
 
-    x: Tensor
+    x: Tensor | SparseBatch
     y: Tensor
     smoothness: Tensor | None = None
     """(*k,): L of the client's loss, for the step cap; None where no method asks for it"""
@@ -62,6 +64,32 @@ class Reply(NamedTuple):
     examples: int
 
 
+class Stack(Sequence[Reply]):
+    """Replies made together: one packet for all clients of a cohort, taken apart only when somebody asks for one of them."""
+
+    def __init__(self, clients: Sequence[int], packet: Packet, examples: Sequence[int]) -> None:
+        self.clients = clients
+        self.packet = packet
+        self.examples = examples
+
+    @cached_property
+    def _replies(self) -> list[Reply]:
+        return [Reply(*each) for each in zip(self.clients, self.packet.split(), self.examples, strict=True)]
+
+    def __len__(self) -> int:
+        """How many replied."""
+        return len(self.clients)
+
+    def __getitem__(self, i: Any) -> Any:
+        """One of them."""
+        return self._replies[i]
+
+
+def stacked(replies: Sequence[Reply]) -> Packet | None:
+    """Replies as one packet, if they have one form."""
+    return replies.packet if isinstance(replies, Stack) else joined([reply.packet.alone() for reply in replies])
+
+
 class Bytes(NamedTuple):
     """One direction's traffic, three ways (decision E6): the paper's formula, values and positions alone, all that crossed.
 
@@ -90,10 +118,15 @@ class Bytes(NamedTuple):
 class Exchanged(NamedTuple):
     """What came of one exchange. Fewer replies than asked for is normal."""
 
-    replies: list[Reply]
+    replies: Sequence[Reply]
     rejected: list[tuple[int, str]]
     down: Bytes
     up: Bytes
+
+    @property
+    def clients(self) -> Sequence[int]:
+        """Who replied."""
+        return self.replies.clients if isinstance(self.replies, Stack) else [reply.client for reply in self.replies]
 
 
 Exchange = Callable[[Clock, Packet, Sequence[int]], Exchanged]

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from fedsieve import wire
-from fedsieve.core.packets import Packet
-from fedsieve.core.types import Bytes, Clock, Exchanged, Reply
+from fedsieve.core.packets import Packet, joined
+from fedsieve.core.types import Bytes, Clock, Exchanged, Reply, Stack
 from fedsieve.engines.loop import Loop, weigh
 
 CACHED_NUMBERS = 800_000
@@ -27,17 +27,20 @@ class Batched(Loop):
         address = self.address(clock)
         received = self.opened(packet, clock)
         begun = self.begin(received, clock)
-        replies: list[Reply] = []
+        stacks: list[Packet] = []
         down, up = weigh(wire.encode(packet, address)).times(len(clients)), Bytes()
         for chunk in self._chunks(clients):
             packets = self.answer(begun, clock, chunk)
-            parts = packets.split()
+            stacks.append(packets)
             if not self.sample_bytes:
                 up = up.plus(*map(weigh, wire.encode_stack(packets, len(chunk), address, received.support)))
             elif up == Bytes():
-                up = weigh(wire.encode(parts[0], address, received.support)).times(len(clients))
-            replies += [Reply(client, reply, self.rows.examples(client)) for client, reply in zip(chunk, parts, strict=True)]
-        return Exchanged(replies, [], down, up)
+                up = weigh(wire.encode(packets.at(0), address, received.support)).times(len(clients))
+        counts = [self.rows.examples(client) for client in clients]
+        if (together := joined(stacks)) is not None:
+            return Exchanged(Stack(clients, together, counts), [], down, up)
+        parts = [part for stack in stacks for part in stack.split()]
+        return Exchanged([Reply(*each) for each in zip(clients, parts, counts, strict=True)], [], down, up)
 
     def _chunks(self, clients: Sequence[int]) -> Iterator[list[int]]:
         """Clients that can be stacked (as many rows a step) and fit the cache together, in order; sparse rows differ, so one by one."""

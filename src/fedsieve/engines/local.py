@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from fedsieve.core.packets import Packet
 from fedsieve.core.streams import client_keys, drawer, key
 from fedsieve.core.types import Clock
 from fedsieve.engines.party import Party
-from fedsieve.engines.rows import Rows, deal
+from fedsieve.engines.rows import Deck, Rows, deal
+from fedsieve.engines.sight import Sight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,21 +30,26 @@ class Local(Party):
     def answer(self, begun: Any, clock: Clock, clients: list[int]) -> Packet:
         """Take the local steps from a common state, reply: a stack of packets."""
         advance = self._sparse_steps if self.rows.sparse else self._dense_steps
-        state = advance(mapped(begun, lambda part: part.expand(len(clients), *part.shape)), clock, clients)
+        state = advance(mapped(begun, lambda part: part.expand(len(clients), *part.shape).contiguous()), clock, clients)
         return self.algorithm.client_reply(state, clock, self._draw(clock, self.algorithm.local_steps, clients))
 
-    def _draw(self, clock: Clock, step: int, clients: list[int], at: np.ndarray | None = None) -> Any:
+    def _draw(self, clock: Clock, step: int, clients: list[int], at: Callable[[], np.ndarray] | None = None) -> Any:
         return drawer(self.seed, clock.round, clock.exchange, step, clients, self.dtype, self.device, at)
 
     def _dense_steps(self, state: Any, clock: Clock, clients: list[int]) -> Any:
         algorithm = self.algorithm
         decks = [deal(self.seed, clock, client, self.rows.examples(client)) for client in clients]
+        places = self.rows.places(clients, [self._hands(deck) for deck in decks])
         smoothness = self.rows.smoothness(clients) if algorithm.needs_smoothness else None
         for step in range(algorithm.local_steps):
-            hands = [deck(algorithm.batch_rows, step, algorithm.local_steps) for deck in decks]
-            batch = self.rows.take(clients, hands)._replace(smoothness=smoothness, keys=self._keys(clock, step, clients))
+            batch = self.rows.take(places[step])._replace(smoothness=smoothness, keys=self._keys(clock, step, clients))
             state = algorithm.client_step(self.objective, state, batch, clock, self._draw(clock, step, clients))
         return state
+
+    def _hands(self, deck: Deck) -> list[np.ndarray]:
+        """The rows of one client's steps."""
+        steps = self.algorithm.local_steps
+        return [deck(self.algorithm.batch_rows, step, steps) for step in range(steps)]
 
     def _keys(self, clock: Clock, step: int, clients: list[int]) -> list[int] | None:
         """Noise for objectives that have some of their own (dropout)."""
@@ -54,49 +61,50 @@ class Local(Party):
     def _sparse_steps(self, state: Any, clock: Clock, clients: list[int]) -> Any:
         """The same client step on a restriction: only coordinates of features in the batch have a gradient.
 
-        Restrict the state to them, step, scatter back; what steps do to the others is done once, at the end (`client_rest`).
+        Restrict the state to the features of the round's rows, and for each step to those of its batch, step, put back; what steps do
+        to the others is done once, at the end (`client_rest`).
         """
         (client,) = clients
-        algorithm, size = self.algorithm, self.objective.layout.size
-        state = mapped(state, lambda part: part.clone() if part.shape[-1:] == (size,) else part)
-        seen = np.zeros(self.objective.features)
+        algorithm, objective = self.algorithm, self.objective
         deck = deal(self.seed, clock, client, self.rows.examples(client))
+        picked = self.rows.pick(client, self._hands(deck), self._held(state) if algorithm.projects else None)
+        sight = Sight.over(objective, picked.features, self.device)
+        whole = [isinstance(part, Tensor) and part.shape[-1:] == (objective.layout.size,) for part in state]
+        seen = type(state)(*(sight.of(part) if is_whole else part for part, is_whole in zip(state, whole, strict=True)))
         smoothness = self.rows.smoothness(clients) if algorithm.needs_smoothness else None
+        steps = np.zeros(objective.features)
         for step in range(algorithm.local_steps):
-            hand = deck(algorithm.batch_rows, step, algorithm.local_steps)
-            touched, batch = self.rows.take_touched(client, hand, self._held(state) if algorithm.projects else None)
-            at = self._coordinates(touched)
+            at, batch = picked.batch(step, self._kept(seen, sight) if algorithm.projects else None)
             where = torch.from_numpy(at).to(self.device)
-            small = mapped(state, lambda part, where=where: part.index_select(-1, where) if part.shape[-1:] == (size,) else part)
+            small = type(state)(*(sight.narrow(part, where) if is_whole else part for part, is_whole in zip(seen, whole, strict=True)))
             small = algorithm.client_step(
-                self.objective.restricted(len(touched)),
+                objective.restricted(len(at)),
                 small,
                 batch._replace(smoothness=smoothness),
                 clock,
-                self._draw(clock, step, clients, at),
+                self._draw(clock, step, clients, partial(sight.coordinates, at)),
             )
-            for whole, part in zip(state, small, strict=True):
-                if isinstance(whole, Tensor) and whole.shape[-1:] == (size,):
-                    whole.index_copy_(-1, where, part)
-            seen[touched] += 1
-        return algorithm.client_rest(state, self._missed(seen), clock)
+            for part, changed, is_whole in zip(seen, small, whole, strict=True):
+                if is_whole:
+                    sight.widen(part, where, changed)
+            steps[sight.features[at]] += 1
+        state = type(state)(*(sight.back(*pair) if is_whole else pair[0] for *pair, is_whole in zip(state, seen, whole, strict=True)))
+        return algorithm.client_rest(state, self._missed(steps), clock)
 
     def _missed(self, seen: np.ndarray) -> Tensor:
         """How many steps had no gradient for each coordinate, (1, p), given how many had each feature; free ones always have."""
         objective, steps = self.objective, self.algorithm.local_steps
         missed = torch.from_numpy(steps - seen).to(self.device, self.dtype).repeat(objective.outputs)
-        return torch.nn.functional.pad(missed, (0, objective.layout.free))[None]
-
-    def _coordinates(self, touched: np.ndarray) -> np.ndarray:
-        """Where the weights of some features stand in the whole vector, and after them the free coordinates."""
-        layout = self.objective.layout
-        weights = np.arange(self.objective.outputs)[:, None] * self.objective.features + touched
-        return np.concatenate((weights.reshape(-1), np.arange(layout.gated, layout.size)))
+        return torch.nn.functional.pad(missed, (0, objective.layout.free))[None] if objective.layout.free else missed[None]
 
     def _held(self, state: Any) -> np.ndarray:
         """Features with a weight that is not zero."""
-        weights = state[0][0, : self.objective.layout.gated]
-        return np.unique(weights.nonzero()[:, 0].numpy(force=True) % self.objective.features)
+        return state[0][0, : self.objective.layout.gated].view(self.objective.outputs, -1).any(0).nonzero()[:, 0].numpy(force=True)
+
+    def _kept(self, seen: Any, sight: Sight) -> np.ndarray:
+        """The same among those in sight."""
+        weights = seen[0][0, : len(sight.features) * self.objective.outputs]
+        return weights.view(len(sight.features), -1).any(1).nonzero()[:, 0].numpy(force=True)
 
 
 def mapped(state: Any, function: Callable[[Tensor], Tensor]) -> Any:

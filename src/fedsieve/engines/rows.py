@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsieve.core.sparse import SparseBatch
 from fedsieve.core.streams import stream
 from fedsieve.core.types import Batch, Clock, Objective, SparseRows
 
@@ -39,31 +40,26 @@ class Rows:
         """n_k."""
         return int(self.counts[client])
 
-    def take(self, clients: Sequence[int], hands: Sequence[np.ndarray]) -> Batch:
-        """The dealt rows of a stack of clients, (k, b, ...); `index_select` is several times faster than advanced indexing."""
-        order = np.concatenate([hand + self.offsets[client] for hand, client in zip(hands, clients, strict=True)])
-        picked = torch.from_numpy(order).to(self.y.device)
-        shape = (len(clients), len(hands[0]))
-        x = self.x.index_select(0, picked).view(*shape, *self.x.shape[1:])
-        return Batch(x, self.y.index_select(0, picked).view(*shape, *self.y.shape[1:]))
+    def places(self, clients: Sequence[int], hands: Sequence[Sequence[np.ndarray]]) -> Tensor:
+        """Where the rows dealt to a stack of clients stand, (steps, k, b): `hands` has one a step of each client."""
+        dealt = np.stack(hands, axis=1) + self.offsets[clients][:, None]
+        return torch.from_numpy(dealt).to(self.y.device)
 
-    def take_touched(self, client: int, hand: np.ndarray, also: np.ndarray | None = None) -> tuple[np.ndarray, Batch]:
-        """The features present in some rows of one client (and those in `also`), and the rows over these features only, (1, b, t)."""
-        rows = self.x[hand + self.offsets[client]]
-        touched, columns = np.unique(rows.indices, return_inverse=True)
-        if also is not None:
-            wider = np.union1d(touched, also)
-            columns, touched = np.searchsorted(wider, touched)[columns], wider
-        dense = np.zeros((len(hand), len(touched)), dtype=rows.dtype)
-        dense[np.repeat(np.arange(len(hand)), np.diff(rows.indptr)), columns] = rows.data
-        y = self.y[torch.from_numpy(hand + self.offsets[client])]
-        return touched, Batch(torch.from_numpy(dense).to(y.device)[None], y[None])
+    def take(self, places: Tensor) -> Batch:
+        """The rows at some places, (k, b, ...); `index_select` is several times faster than advanced indexing."""
+        x, y = (rows.index_select(0, places.view(-1)).view(*places.shape, *rows.shape[1:]) for rows in (self.x, self.y))
+        return Batch(x, y)
+
+    def pick(self, client: int, hands: Sequence[np.ndarray], also: np.ndarray | None = None) -> "Picked":
+        """The sparse rows of one client for several batches, cut out at once, and their features (with those in `also`)."""
+        order = np.concatenate(hands) + self.offsets[client]
+        return Picked(self.x[order], self.y[torch.from_numpy(order)], np.cumsum([0, *map(len, hands)]), also)
 
     def of(self, client: int) -> Batch:
         """One client's rows; of sparse ones, the columns it has."""
         if self.sparse:
-            batch = self.take_touched(client, np.arange(self.examples(client)))[1]
-            return Batch(batch.x[0], batch.y[0])
+            batch = self.pick(client, [np.arange(self.examples(client))]).batch(0)[1]
+            return Batch(batch.x.dense[0].to(batch.y.device), batch.y[0])
         part = slice(int(self.offsets[client]), int(self.offsets[client + 1]))
         return Batch(self.x[part], self.y[part])
 
@@ -74,6 +70,34 @@ class Rows:
                 rows = self.of(client)
                 self._smoothness[client] = self._objective.smoothness(rows, self._batch_rows or len(rows.x))
         return torch.stack([self._smoothness[client] for client in clients])
+
+
+class Picked:
+    """Sparse rows of several batches, one batch after another."""
+
+    def __init__(self, rows: SparseRows, y: Tensor, ends: np.ndarray, also: np.ndarray | None) -> None:
+        self.rows = rows
+        self.y = y
+        self.ends = ends
+        self.features, self.columns = renumbered(rows.indices, rows.shape[1], also)
+        """the features of all batches, increasing, and the place of each cell's feature among them"""
+
+    def batch(self, step: int, also: np.ndarray | None = None) -> tuple[np.ndarray, Batch]:
+        """The places of the features present in a batch (and of those in `also`), and its rows over these."""
+        begin, end = self.ends[step], self.ends[step + 1]
+        starts = self.rows.indptr[begin : end + 1]
+        cells = slice(starts[0], starts[-1])
+        at, columns = renumbered(self.columns[cells], len(self.features), also)
+        return at, Batch(SparseBatch(starts, columns, self.rows.data[cells], len(at)), self.y[begin:end][None])
+
+
+def renumbered(numbers: np.ndarray, size: int, also: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Which of the numbers below `size` occur (or are in `also`), and the place of each among those; much faster than sorting."""
+    present = np.zeros(size, dtype=bool)
+    present[numbers] = True
+    if also is not None:
+        present[also] = True
+    return np.flatnonzero(present), (np.cumsum(present) - 1)[numbers]
 
 
 Deck = Callable[[int | None, int, int], np.ndarray]

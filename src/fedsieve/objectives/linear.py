@@ -8,6 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from fedsieve.core.compiled import passes_over
+from fedsieve.core.sparse import SparseBatch
 from fedsieve.core.streams import Draw, normal
 from fedsieve.core.types import Batch, Layout, SparseRows
 from fedsieve.objectives.losses import Loss
@@ -29,14 +31,18 @@ class Linear:
     """gates are shared by all weights of a feature"""
     spread: float = 0.01
     """theta~ starts as N(0, spread^2)"""
+    transposed: bool = False
+    """weights stand feature by feature, (features, outputs): for sparse rows"""
     layout: Layout = field(init=False)
 
     def __post_init__(self) -> None:
         size = self.features * self.outputs
         free = self.outputs if self.intercept else 0
-        own = torch.arange(self.features, self.features + free)
-        groups = torch.cat((torch.arange(self.features).repeat(self.outputs), own)) if self.by_feature else None
-        layers = {"weights": (slice(0, size), (self.outputs, self.features))}
+        groups = None
+        if self.by_feature:
+            group = torch.arange(self.features)
+            groups = torch.cat((group.repeat_interleave(self.outputs) if self.transposed else group.repeat(self.outputs), self.features + torch.arange(free)))
+        layers = {"weights": (slice(0, size), (self.features, self.outputs) if self.transposed else (self.outputs, self.features))}
         object.__setattr__(self, "layout", Layout(size + free, layers, free, groups))
 
     @property
@@ -48,7 +54,10 @@ class Linear:
     def parts(self, theta: Float[Tensor, "*k p"]) -> tuple[Float[Tensor, "*k c f"], Float[Tensor, "*k c"] | None]:
         """The matrix, and the intercepts where there are some."""
         gated = self.layout.gated
-        matrix = theta[..., :gated].reshape(*theta.shape[:-1], self.outputs, self.features)
+        if self.transposed:
+            matrix = theta[..., :gated].reshape(*theta.shape[:-1], self.features, self.outputs).transpose(-1, -2)
+        else:
+            matrix = theta[..., :gated].reshape(*theta.shape[:-1], self.outputs, self.features)
         return matrix, theta[..., gated:] if self.intercept else None
 
     def initial(self, draw: Draw) -> Float[Tensor, " p"]:
@@ -58,12 +67,12 @@ class Linear:
     def gradient(self, theta: Float[Tensor, "k p"], batch: Batch) -> tuple[Float[Tensor, " k"], Float[Tensor, "k p"]]:
         """Mean loss of the batch and its gradient. Orientation matters: theta (k, c, f) times x^T is 8 times faster than x theta^T."""
         matrix, intercept = self.parts(theta)
-        logits = torch.bmm(matrix, batch.x.transpose(1, 2))
-        if intercept is None:
-            loss, slope = self._loss(logits, batch.y)
-            return loss, torch.bmm(slope, batch.x).view(-1, self.layout.size)
-        loss, slope = self._loss(logits + intercept[..., None], batch.y)
-        return loss, torch.cat((torch.bmm(slope, batch.x).flatten(1), slope.sum(-1)), dim=-1)
+        x = batch.x
+        logits = x.times(matrix) if isinstance(x, SparseBatch) else torch.bmm(matrix, x.transpose(1, 2))
+        loss, slope = self._loss(logits if intercept is None else logits + intercept[..., None], batch.y)
+        product = x.back(slope) if isinstance(x, SparseBatch) else torch.bmm(slope, x)
+        gradient = product.flatten(1)
+        return loss, gradient if intercept is None else torch.cat((gradient, slope.sum(-1)), dim=-1)
 
     def _loss(self, logits: Float[Tensor, "k c b"], y: Tensor) -> tuple[Float[Tensor, " k"], Float[Tensor, "k c b"]]:
         """The mean loss over the last axis and its derivative in the logits."""
@@ -77,6 +86,10 @@ class Linear:
                 loss = (functional.softplus(logits) - target * logits).sum((1, 2)) / rows
                 return loss, (torch.sigmoid(logits) - target) / rows
             case Loss.SOFTMAX:
+                if fast := passes_over(logits, size=self.layout.size):
+                    loss, slope = logits.new_empty(len(logits)), torch.empty_like(logits)
+                    fast.softmax_loss(logits.numpy(), y.numpy(), loss.numpy(), slope.numpy())
+                    return loss, slope
                 target = y[:, None]
                 logs = torch.log_softmax(logits, dim=1)
                 slope = logs.exp().scatter_add(1, target, torch.full_like(logs[:, :1], -1.0))
@@ -88,8 +101,8 @@ class Linear:
                 return loss, (torch.sigmoid(logits) - target) / cells
 
     def restricted(self, features: int) -> "Linear":
-        """The same model over some of the features."""
-        return replace(self, features=features)
+        """The same model over some of the features, whose weights stand feature by feature."""
+        return replace(self, features=features, transposed=True)
 
     def predict(self, theta: Float[Tensor, " p"], x: Float[Tensor, "n f"] | SparseRows) -> Float[Tensor, "n c"]:
         """Predictions (LR) or logits; of rows held feature by feature, a sparse model reads only the features it uses."""

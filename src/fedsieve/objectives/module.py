@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsieve.core.streams import Draw
 from fedsieve.core.types import Batch, Layout
+from fedsieve.objectives.pooling import Pooling
 
 LOOPED = (nn.modules.conv._ConvNd, nn.RNNBase, nn.modules.dropout._DropoutNd, nn.MultiheadAttention)
 """Modules for which one client after another is faster than vmap, or vmap cannot do them."""
@@ -144,7 +145,7 @@ class Module:
 
     def _one(self, theta: Float[Tensor, " p"], x: Tensor, y: Tensor, key: int | None) -> tuple[Float[Tensor, ""], Float[Tensor, " p"]]:
         leaves = {name: part.detach().requires_grad_() for name, part in self.named(theta).items()}
-        with seeded(key, theta.device):
+        with seeded(key, theta.device), Pooling():
             loss = self._value(leaves, x, y)
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return loss.detach(), torch.cat([gradient.reshape(-1) for gradient in gradients])

@@ -1,0 +1,35 @@
+"""Whether a formula may take its compiled form (`fedsieve.passes`): numba installed, single precision, CPU, vectors worth the loading."""
+
+from functools import cache
+from types import ModuleType
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+LEAST = 1000
+"""Shorter vectors cost little either way, and short runs need not load a compiler. The length of one client's vector, not of a stack:
+a client alone and in a stack take the same form."""
+
+
+@cache
+def passes() -> ModuleType | None:
+    """The compiled passes, or None where numba is missing."""
+    try:
+        from fedsieve import passes
+    except ModuleNotFoundError:
+        return None
+    return passes
+
+
+def passes_over(*vectors: Tensor, size: int | None = None) -> ModuleType | None:
+    """The compiled passes, if these vectors can take them; `size` is the length of the model where they are not as long."""
+    if (size or vectors[0].shape[-1]) < LEAST or any(v.dtype is not torch.float32 or v.is_cuda or not v.is_contiguous() for v in vectors):
+        return None
+    return passes()
+
+
+def flat(vectors: Float32[Tensor, "..."]) -> Float32[np.ndarray, " n"]:
+    """All numbers of a stack in a row."""
+    return vectors.view(-1).numpy()

@@ -1,0 +1,61 @@
+"""What a client with sparse rows sees of a model: the weights of features its rows have. Of all others a step changes nothing by itself."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsieve.core.types import Objective
+
+
+class Sight(NamedTuple):
+    """Some features of a linear model. A vector in sight stands feature by feature, (features, outputs), so that a feature is one piece
+    of memory; behind them the free coordinates."""
+
+    objective: Objective
+    features: np.ndarray
+    """increasing"""
+    where: Tensor
+    """the same, as torch wants them"""
+
+    @classmethod
+    def over(cls, objective: Objective, features: np.ndarray, device: str) -> "Sight":
+        """Open the eyes."""
+        return cls(objective, features, torch.from_numpy(features).to(device))
+
+    def of(self, whole: Tensor) -> Tensor:
+        """The part of (1, p) that is in sight."""
+        gated = self.objective.layout.gated
+        matrix = whole[0, :gated].view(self.objective.outputs, -1).index_select(1, self.where)
+        return self._beside(matrix.T.reshape(1, -1), whole[:, gated:])
+
+    def back(self, whole: Tensor, part: Tensor) -> Tensor:
+        """(1, p) with a changed part in its place."""
+        gated, seen = self.objective.layout.gated, len(self.features) * self.objective.outputs
+        changed = whole.clone()
+        matrix = changed[0, :gated].view(self.objective.outputs, -1)
+        matrix.index_copy_(1, self.where, part[0, :seen].view(len(self.features), -1).T)
+        changed[:, gated:] = part[:, seen:]
+        return changed
+
+    def narrow(self, part: Tensor, at: Tensor) -> Tensor:
+        """Of a part in sight, the features at some places among those in sight."""
+        seen = len(self.features) * self.objective.outputs
+        return self._beside(part[0, :seen].view(len(self.features), -1).index_select(0, at).view(1, -1), part[:, seen:])
+
+    def widen(self, part: Tensor, at: Tensor, small: Tensor) -> None:
+        """Put what `narrow` gave, changed, back in its place."""
+        seen, touched = len(self.features) * self.objective.outputs, len(at) * self.objective.outputs
+        part[0, :seen].view(len(self.features), -1).index_copy_(0, at, small[0, :touched].view(len(at), -1))
+        part[:, seen:] = small[:, touched:]
+
+    def coordinates(self, at: np.ndarray) -> np.ndarray:
+        """Where what `narrow` gives stands in the whole vector."""
+        layout = self.objective.layout
+        weights = self.features[at][:, None] + np.arange(self.objective.outputs) * self.objective.features
+        return np.concatenate((weights.reshape(-1), np.arange(layout.gated, layout.size)))
+
+    @staticmethod
+    def _beside(part: Tensor, free: Tensor) -> Tensor:
+        return torch.cat((part, free), dim=-1) if free.shape[-1] else part

@@ -1,0 +1,205 @@
+"""Passes over long vectors, compiled by numba where it is installed (the extra `fast`): formulas of the core in one pass instead of many.
+
+For single precision on a CPU; all else, and everybody without numba, takes the same formulas in torch. Integers and roundings agree to
+the bit, gates to a few units in the last place. Compiled once a machine and kept beside this file, or in the user's cache.
+"""
+
+import numba
+import numpy as np
+from numba import float32, int8, int32, int64, uint64, void
+
+F, I, U = np.float32, np.int32, np.uint64
+LN2_HIGH, LN2_LOW = F(0.693359375), F(-2.12194440e-4)
+ROW, TABLE, IMAGES = float32[::1], float32[:, ::1], float32[:, :, ::1]
+
+
+def compiled(*signature):
+    """Compile for these types now, without the checks that keep a loop from being vectorised; broken numbers stay broken."""
+    return numba.njit(void(*signature), error_model="numpy", fastmath={"contract"}, cache=True)
+
+
+@numba.njit(error_model="numpy")
+def logarithm(x):
+    """log x of a positive normal number, to 1 unit in the last place (Cephes)."""
+    bits = F(x).view(I)
+    power = I((bits >> I(23)) - I(126))
+    part = I((bits & I(0x007FFFFF)) | I(0x3F000000)).view(F)
+    small = part < F(0.70710678)
+    exponent = F(power) - (F(1) if small else F(0))
+    part = (part + part if small else part) - F(1)
+    square = part * part
+    y = F(7.0376836292e-2) * part + F(-1.1514610310e-1)
+    y = y * part + F(1.1676998740e-1)
+    y = y * part + F(-1.2420140846e-1)
+    y = y * part + F(1.4249322787e-1)
+    y = y * part + F(-1.6668057665e-1)
+    y = y * part + F(2.0000714765e-1)
+    y = y * part + F(-2.4999993993e-1)
+    y = y * part + F(3.3333331174e-1)
+    y = y * part * square + exponent * LN2_LOW - F(0.5) * square
+    return part + y + exponent * LN2_HIGH
+
+
+@numba.njit(error_model="numpy")
+def exponential(x):
+    """exp x, to 1 unit in the last place where it is a normal number (Cephes)."""
+    x = min(max(x, F(-87.0)), F(88.0))
+    power = np.floor(x * F(1.44269504088896341) + F(0.5))
+    x = x - power * LN2_HIGH - power * LN2_LOW
+    y = F(1.9875691500e-4) * x + F(1.3981999507e-3)
+    y = y * x + F(8.3334519073e-3)
+    y = y * x + F(4.1665795894e-2)
+    y = y * x + F(1.6666665459e-1)
+    y = y * x + F(5.0000001201e-1)
+    return (y * x * x + x + F(1)) * I((I(power) + I(127)) << I(23)).view(F)
+
+
+@compiled(uint64[::1], uint64[::1], TABLE)
+def uniforms(keys, counters, out):
+    """See `streams.uniforms`."""
+    for k in range(len(keys)):
+        for i in range(len(counters)):
+            x = keys[k] + counters[i]
+            x = (x ^ (x >> U(30))) * U(0xBF58476D1CE4E5B9)
+            x = (x ^ (x >> U(27))) * U(0x94D049BB133111EB)
+            out[k, i] = I((x >> U(41)) | U(0x3F800000)).view(F) - F(1 - 2.0**-24)
+
+
+@compiled(ROW, ROW, float32, float32, float32, float32, ROW, ROW)
+def sampled_gates(log_alpha, noise, margin, temperature, low, high, value, slope):
+    """See `gates.sample`."""
+    width, peak = high - low, (high - low) / temperature
+    for i in range(len(log_alpha)):
+        u = min(max(noise[i], margin), F(1) - margin)
+        s = F(1) / (F(1) + exponential(-(logarithm(u / (F(1) - u)) + log_alpha[i]) / temperature))
+        z = s * width + low
+        value[i] = min(max(z, F(0)), F(1))
+        slope[i] = peak * s * (F(1) - s) if (z > F(0)) & (z < F(1)) else F(0)
+
+
+@compiled(ROW, float32, float32, float32, ROW, ROW)
+def median_gates(log_alpha, temperature, low, high, value, slope):
+    """See `gates.deterministic`."""
+    width, peak = high - low, (high - low) / temperature
+    for i in range(len(log_alpha)):
+        s = F(1) / (F(1) + exponential(-log_alpha[i] / temperature))
+        z = s * width + low
+        value[i] = min(max(z, F(0)), F(1))
+        slope[i] = peak * s * (F(1) - s) if (z > F(0)) & (z < F(1)) else F(0)
+
+
+@compiled(ROW, ROW, float32, float32, float32, float32, ROW)
+def magnitudes(weights, log_alpha, temperature, low, high, least, out):
+    """See `gates.magnitude`."""
+    for i in range(len(weights)):
+        z = (high - low) / (F(1) + exponential(-log_alpha[i] / temperature)) + low
+        out[i] = abs(weights[i] * min(max(z, least), F(1)))
+
+
+@compiled(TABLE, float32, float32[::1], TABLE)
+def constraint_slope(log_alpha, offset, multiplier, out):
+    """See `constraint.slope`."""
+    for k in range(len(log_alpha)):
+        for i in range(log_alpha.shape[1]):
+            p = F(1) / (F(1) + exponential(-(log_alpha[k, i] + offset)))
+            out[k, i] = multiplier[k] * p * (F(1) - p)
+
+
+@compiled(ROW, ROW, ROW, ROW, ROW, ROW)
+def chain(gradient, weights, value, slope, by_weight, by_gate):
+    """See `gates.chain`."""
+    for i in range(len(gradient)):
+        by_weight[i] = gradient[i] * value[i]
+        by_gate[i] = gradient[i] * weights[i] * slope[i]
+
+
+@compiled(IMAGES, int64[:, ::1], float32[::1], IMAGES)
+def softmax_loss(logits, labels, loss, slope):
+    """See `Linear.gradient`: the mean cross-entropy of each client's rows, and its derivative in the logits (client, class, row)."""
+    clients, classes, rows = logits.shape
+    share = F(1) / F(rows)
+    for k in range(clients):
+        loss[k] = F(0)
+        for i in range(rows):
+            largest = logits[k, 0, i]
+            for c in range(1, classes):
+                largest = max(largest, logits[k, c, i])
+            total = F(0)
+            for c in range(classes):
+                slope[k, c, i] = exponential(logits[k, c, i] - largest)
+                total += slope[k, c, i]
+            for c in range(classes):
+                slope[k, c, i] *= share / total
+            loss[k] += (logarithm(total) + largest - logits[k, labels[k, i], i]) * share
+            slope[k, labels[k, i], i] -= share
+
+
+@compiled(int32[::1], int64[::1], ROW, TABLE, TABLE)
+def sparse_product(starts, columns, values, matrix, out):
+    """Rows of a CSR matrix times a matrix."""
+    for i in range(len(out)):
+        out[i] = F(0)
+        for j in range(starts[i] - starts[0], starts[i + 1] - starts[0]):
+            for c in range(out.shape[1]):
+                out[i, c] += values[j] * matrix[columns[j], c]
+
+
+@compiled(int32[::1], int64[::1], ROW, TABLE, TABLE)
+def sparse_product_back(starts, columns, values, slope, out):
+    """The transpose of a CSR matrix times a matrix."""
+    out[:] = F(0)
+    for i in range(len(slope)):
+        for j in range(starts[i] - starts[0], starts[i + 1] - starts[0]):
+            for c in range(out.shape[1]):
+                out[columns[j], c] += values[j] * slope[i, c]
+
+
+@compiled(TABLE, TABLE, float32, float32, float32, float32, float32, int8[:, ::1], float32[::1])
+def levels(values, noise, step, tiny, half, lowest, highest, codes, scale):
+    """See `packets.round_values`."""
+    for k in range(len(values)):
+        largest = I(0)
+        for i in range(values.shape[1]):
+            largest = max(largest, I(F(values[k, i]).view(I) & I(0x7FFFFFFF)))  # in order as integers, and nan above all
+        width = I(largest).view(F) * step
+        width = tiny if width < tiny else width
+        scale[k] = width
+        for i in range(values.shape[1]):
+            codes[k, i] = int8(I(min(max(np.floor(values[k, i] / width + noise[k, i] - half), lowest), highest)))
+
+
+@numba.njit(error_model="numpy")
+def larger(value, best):
+    """Whether a value takes the place of the best so far; a number that is none does."""
+    return (value > best) | (value != value)
+
+
+@compiled(IMAGES, IMAGES, int8[:, :, ::1])
+def max_pool(images, out, winner):
+    """The largest of each 2 x 2 square, and which of the four it is, the first of equals."""
+    for n in range(len(images)):
+        for i in range(out.shape[1]):
+            above, below = images[n, 2 * i], images[n, 2 * i + 1]
+            for j in range(out.shape[2]):
+                best, place = above[2 * j], int8(0)
+                wins = larger(above[2 * j + 1], best)
+                best, place = (above[2 * j + 1] if wins else best), (int8(1) if wins else place)
+                wins = larger(below[2 * j], best)
+                best, place = (below[2 * j] if wins else best), (int8(2) if wins else place)
+                wins = larger(below[2 * j + 1], best)
+                out[n, i, j] = below[2 * j + 1] if wins else best
+                winner[n, i, j] = int8(3) if wins else place
+
+
+@compiled(IMAGES, int8[:, :, ::1], IMAGES)
+def max_pool_back(slope, winner, out):
+    """The derivative, where each square's largest stood; zero elsewhere."""
+    for n in range(len(slope)):
+        for i in range(slope.shape[1]):
+            above, below = out[n, 2 * i], out[n, 2 * i + 1]
+            for j in range(slope.shape[2]):
+                value, place = slope[n, i, j], winner[n, i, j]
+                above[2 * j] = value if place == 0 else F(0)
+                above[2 * j + 1] = value if place == 1 else F(0)
+                below[2 * j] = value if place == 2 else F(0)
+                below[2 * j + 1] = value if place == 3 else F(0)

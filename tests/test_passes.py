@@ -1,0 +1,135 @@
+"""Compiled passes and the formulas they stand for: integers and roundings the same to the bit, gates to a few units in the last place."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from fedsieve.core import compiled, constraint, gates, packets, streams
+from fedsieve.core.constraint import Form
+from fedsieve.core.gates import GateAtTest, HardConcrete
+from fedsieve.core.sparse import SparseBatch
+from fedsieve.core.types import Batch
+from fedsieve.objectives.linear import Linear, Loss
+from fedsieve.objectives.pooling import Pooling
+
+SHAPE, SIZE = HardConcrete(), 1003
+
+
+def both(monkeypatch, compute):
+    """What a formula gives compiled, and what it gives in torch."""
+    assert compiled.passes() is not None, "pip install fedsieve[fast]"
+    fast = compute()
+    with monkeypatch.context() as without:
+        for module in (compiled, streams):
+            without.setattr(module, "passes", lambda: None)
+        return fast, compute()
+
+
+def stack(k=3, spread=4.0, seed=0):
+    return spread * torch.randn(k, SIZE, generator=torch.Generator().manual_seed(seed))
+
+
+def test_noise_is_the_same_to_the_bit(monkeypatch):
+    keys = streams.client_keys(7, [0, 3, 11])
+    for at in (SIZE, np.arange(5, 5 + 3 * SIZE, 3)):
+        fast, slow = both(monkeypatch, lambda at=at: streams.uniforms(keys, at))
+        assert np.array_equal(fast, slow)
+
+
+@pytest.mark.parametrize("zero_free", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_levels_are_the_same_to_the_bit(monkeypatch, bits, zero_free):
+    draw = streams.drawer(1, 0, 0, 0, [0, 1, 2], torch.float32)
+    values = stack() * torch.tensor([1.0, 1e-3, 0.0])[:, None]
+    fast, slow = both(monkeypatch, lambda: packets.round_values(values, bits, draw, "x", zero_free=zero_free))
+    assert torch.equal(fast.codes, slow.codes) and torch.equal(fast.scale, slow.scale) and fast.coding is slow.coding
+
+
+def test_broken_numbers_stay_visible_in_levels(monkeypatch):
+    """A scale that is not finite is what whoever validates a message sees."""
+    draw = streams.drawer(1, 0, 0, 0, [0, 1], torch.float32)
+    values = stack(2)
+    values[0, 5], values[1, 6] = torch.nan, torch.inf
+    fast, slow = both(monkeypatch, lambda: packets.round_values(values, 8, draw, "x", zero_free=False))
+    assert not fast.scale.isfinite().any() and not slow.scale.isfinite().any()
+
+
+def test_gates_and_their_slopes_agree(monkeypatch):
+    log_alpha = torch.cat((stack(), torch.tensor([-12.0, 12.0, 0.0])[:, None].expand(3, SIZE)))
+    noise = torch.from_numpy(streams.uniforms(streams.client_keys(1, range(6)), SIZE))
+    noise[0, 0], noise[1, 0] = 0.5**24, 1 - 0.5**24
+    for compute in (lambda: gates.sample(SHAPE, log_alpha, noise), lambda: gates.deterministic(SHAPE, log_alpha)):
+        for fast, slow in zip(*both(monkeypatch, compute), strict=True):
+            torch.testing.assert_close(fast, slow, atol=5e-7, rtol=0)
+            assert torch.equal(fast == 0, slow == 0) or (fast - slow).abs().max() < 5e-7
+
+
+def test_the_chain_rule_and_magnitudes_agree(monkeypatch):
+    weights, gradient, log_alpha = stack(seed=1), stack(seed=2), stack(seed=3)
+    gate = gates.deterministic(SHAPE, log_alpha)
+    for fast, slow in zip(*both(monkeypatch, lambda: gates.chain(gradient, weights, gate)), strict=True):
+        assert torch.equal(fast, slow)
+    fast, slow = both(monkeypatch, lambda: gates.magnitude(SHAPE, weights, log_alpha, GateAtTest.MEDIAN, 1e-6))
+    torch.testing.assert_close(fast, slow, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("form", Form)
+def test_the_pull_of_the_constraint_agrees(monkeypatch, form):
+    for multiplier in (torch.tensor([0.5, 0.0, 2.0]), torch.tensor(0.5)):
+        fast, slow = both(monkeypatch, lambda multiplier=multiplier: constraint.slope(SHAPE, stack(), multiplier, form, SIZE))
+        torch.testing.assert_close(fast, slow, atol=5e-7, rtol=0)
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_sparse_products_agree(monkeypatch, intercept):
+    rng = np.random.default_rng(3)
+    dense = (rng.standard_normal((6, 400)) * (rng.random((6, 400)) < 0.05)).astype(np.float32)
+    rows, columns = dense.nonzero()
+    starts = (np.searchsorted(rows, np.arange(7)) + 11).astype(np.int32)  # as cut from a longer matrix
+    x = SparseBatch(starts, columns, dense[rows, columns], 400)
+    assert np.array_equal(x.dense[0].numpy(), dense)
+    objective = Linear(loss=Loss.MULTILABEL, features=400, outputs=3, intercept=intercept, transposed=True)
+    batch = Batch(x, torch.from_numpy((rng.random((1, 6, 3)) < 0.5).astype(np.float32)))
+    theta = torch.from_numpy(rng.standard_normal((1, objective.layout.size)).astype(np.float32))
+    for fast, slow in zip(*both(monkeypatch, lambda: objective.gradient(theta, batch)), strict=True):
+        torch.testing.assert_close(fast, slow, atol=1e-6, rtol=1e-5)
+
+
+def test_pooling_and_its_derivative_are_torchs(monkeypatch):
+    images = torch.randn(3, 2, 8, 6, generator=torch.Generator().manual_seed(0)).round(decimals=1).requires_grad_()  # with ties
+    weight = torch.randn(3, 2, 4, 3)
+
+    def derivative(pool):
+        out = pool()
+        return out, torch.autograd.grad((out * weight).sum(), images)[0]
+
+    with Pooling():
+        fast = derivative(lambda: functional.max_pool2d(images, 2))
+    assert type(fast[0].grad_fn).__name__ == "MaxPoolBackward"
+    for one, other in zip(fast, derivative(lambda: functional.max_pool2d(images, 2)), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("options", [{"stride": 1}, {"padding": 1}, {"dilation": 2}, {"ceil_mode": True}, {"kernel_size": 3}])
+def test_other_pooling_is_left_to_torch(options):
+    images = torch.randn(2, 3, 8, 8)
+    with Pooling():
+        out = functional.max_pool2d(images, **{"kernel_size": 2} | options)
+    assert torch.equal(out, functional.max_pool2d(images, **{"kernel_size": 2} | options))
+
+
+def test_double_precision_and_short_vectors_take_the_formulas():
+    assert compiled.passes_over(stack()) is not None
+    assert compiled.passes_over(stack().double()) is None
+    assert compiled.passes_over(stack()[:, :10].contiguous()) is None
+    assert compiled.passes_over(stack(), stack().t()) is None
+
+
+def test_the_softmax_loss_agrees(monkeypatch):
+    objective = Linear(loss=Loss.SOFTMAX, features=200, outputs=7)
+    rng = torch.Generator().manual_seed(5)
+    batch = Batch(torch.randn(3, 5, 200, generator=rng), torch.randint(0, 7, (3, 5), generator=rng))
+    theta = 3 * torch.randn(3, 1400, generator=rng)
+    for fast, slow in zip(*both(monkeypatch, lambda: objective.gradient(theta, batch)), strict=True):
+        torch.testing.assert_close(fast, slow, atol=2e-5, rtol=2e-6)
