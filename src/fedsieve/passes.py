@@ -8,22 +8,30 @@ import numba
 import numpy as np
 from numba import float32, int8, int32, int64, uint64, void
 
-F, I, U = np.float32, np.int32, np.uint64
+F, WORD, U = np.float32, np.int32, np.uint64
 LN2_HIGH, LN2_LOW = F(0.693359375), F(-2.12194440e-4)
 ROW, TABLE, IMAGES = float32[::1], float32[:, ::1], float32[:, :, ::1]
 
 
 def compiled(*signature):
     """Compile for these types now, without the checks that keep a loop from being vectorised; broken numbers stay broken."""
-    return numba.njit(void(*signature), error_model="numpy", fastmath={"contract"}, cache=True)
+
+    def compile(function):
+        options = {"error_model": "numpy", "fastmath": {"contract"}}
+        try:
+            return numba.njit(void(*signature), cache=True, **options)(function)
+        except RuntimeError:  # nowhere to keep it
+            return numba.njit(void(*signature), **options)(function)
+
+    return compile
 
 
 @numba.njit(error_model="numpy")
 def logarithm(x):
     """log x of a positive normal number, to 1 unit in the last place (Cephes)."""
-    bits = F(x).view(I)
-    power = I((bits >> I(23)) - I(126))
-    part = I((bits & I(0x007FFFFF)) | I(0x3F000000)).view(F)
+    bits = F(x).view(WORD)
+    power = WORD((bits >> WORD(23)) - WORD(126))
+    part = WORD((bits & WORD(0x007FFFFF)) | WORD(0x3F000000)).view(F)
     small = part < F(0.70710678)
     exponent = F(power) - (F(1) if small else F(0))
     part = (part + part if small else part) - F(1)
@@ -51,7 +59,7 @@ def exponential(x):
     y = y * x + F(4.1665795894e-2)
     y = y * x + F(1.6666665459e-1)
     y = y * x + F(5.0000001201e-1)
-    return (y * x * x + x + F(1)) * I((I(power) + I(127)) << I(23)).view(F)
+    return (y * x * x + x + F(1)) * WORD((WORD(power) + WORD(127)) << WORD(23)).view(F)
 
 
 @compiled(uint64[::1], uint64[::1], TABLE)
@@ -62,7 +70,7 @@ def uniforms(keys, counters, out):
             x = keys[k] + counters[i]
             x = (x ^ (x >> U(30))) * U(0xBF58476D1CE4E5B9)
             x = (x ^ (x >> U(27))) * U(0x94D049BB133111EB)
-            out[k, i] = I((x >> U(41)) | U(0x3F800000)).view(F) - F(1 - 2.0**-24)
+            out[k, i] = WORD((x >> U(41)) | U(0x3F800000)).view(F) - F(1 - 2.0**-24)
 
 
 @compiled(ROW, ROW, float32, float32, float32, float32, ROW, ROW)
@@ -158,14 +166,14 @@ def sparse_product_back(starts, columns, values, slope, out):
 def levels(values, noise, step, tiny, half, lowest, highest, codes, scale):
     """See `packets.round_values`."""
     for k in range(len(values)):
-        largest = I(0)
+        largest = WORD(0)
         for i in range(values.shape[1]):
-            largest = max(largest, I(F(values[k, i]).view(I) & I(0x7FFFFFFF)))  # in order as integers, and nan above all
-        width = I(largest).view(F) * step
+            largest = max(largest, WORD(F(values[k, i]).view(WORD) & WORD(0x7FFFFFFF)))  # in order as integers, and nan above all
+        width = WORD(largest).view(F) * step
         width = tiny if width < tiny else width
         scale[k] = width
         for i in range(values.shape[1]):
-            codes[k, i] = int8(I(min(max(np.floor(values[k, i] / width + noise[k, i] - half), lowest), highest)))
+            codes[k, i] = int8(WORD(min(max(np.floor(values[k, i] / width + noise[k, i] - half), lowest), highest)))
 
 
 @numba.njit(error_model="numpy")

@@ -79,7 +79,10 @@ def test_a_part_lies_over_a_background_which_shows_where_it_is_silent():
     under, support, silent = torch.arange(10.0).double(), torch.tensor([[2, 7], [0, 1]]), torch.ones(2, 10, dtype=torch.bool)
     silent = silent.scatter(1, support, False)
     values = vectors(2, 2)
-    for elsewhere, background in ((None, under.expand(2, 10)), (torch.tensor([3.0, 4.0]).double(), torch.tensor([[3.0], [4.0]]).double().expand(2, 10))):
+    for elsewhere, background in (
+        (None, under.expand(2, 10)),
+        (torch.tensor([3.0, 4.0]).double(), torch.tensor([[3.0], [4.0]]).double().expand(2, 10)),
+    ):
         laid = packets.Part(values, support, elsewhere).over(under)
         assert torch.equal(laid.gather(1, support), values)
         assert torch.equal(laid[silent], background[silent])

@@ -18,16 +18,16 @@ def passes() -> ModuleType | None:
     """The compiled passes, or None where numba is missing."""
     try:
         from fedsieve import passes
-    except ModuleNotFoundError:
+    except ImportError:  # missing, or older than the NumPy it meets
         return None
     return passes
 
 
 def passes_over(*vectors: Tensor, size: int | None = None) -> ModuleType | None:
     """The compiled passes, if these vectors can take them; `size` is the length of the model where they are not as long."""
-    if (size or vectors[0].shape[-1]) < LEAST or any(v.dtype is not torch.float32 or v.is_cuda or not v.is_contiguous() for v in vectors):
-        return None
-    return passes()
+    worth = (size or vectors[0].shape[-1]) >= LEAST
+    can = worth and all(v.dtype is torch.float32 and v.device.type == "cpu" and v.is_contiguous() for v in vectors)
+    return passes() if can else None
 
 
 def flat(vectors: Float32[Tensor, "..."]) -> Float32[np.ndarray, " n"]:

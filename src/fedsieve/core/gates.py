@@ -74,7 +74,9 @@ def deterministic(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"]) -> Gate
     return _gates(shape, log_alpha / shape.temperature)
 
 
-def chain(gradient: Float[Tensor, "*k n"], weights: Float[Tensor, "*k n"], gate: Gates) -> tuple[Float[Tensor, "*k n"], Float[Tensor, "*k n"]]:
+def chain(
+    gradient: Float[Tensor, "*k n"], weights: Float[Tensor, "*k n"], gate: Gates
+) -> tuple[Float[Tensor, "*k n"], Float[Tensor, "*k n"]]:
     """The gradient g in theta = theta~ z as gradients in theta~ and phi: g z and g theta~ dz/dphi."""
     if fast := passes_over(gradient, weights, *gate):
         by_weight, by_gate = torch.empty_like(gradient), torch.empty_like(gradient)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from fedsieve.core.compiled import passes_over
+from fedsieve.core.compiled import flat, passes_over
 from fedsieve.core.streams import Draw
 
 
@@ -187,8 +187,8 @@ def round_values(values: Float[Tensor, "*k m"], bits: int, draw: Draw, purpose: 
     # The float32 scale is a hair wide, so that the largest value stays inside the levels.
     if fast := passes_over(values, noise):
         codes, scale = torch.empty(values.shape, dtype=torch.int8), values.new_empty(values.shape[:-1])
-        table = (scale.numel(), values.shape[-1])
-        fast.levels(*(v.view(table).numpy() for v in (values, noise)), step, tiny, half, lowest, highest, codes.view(table).numpy(), scale.view(-1).numpy())
+        given, drawn, made = (part.view(-1, values.shape[-1]).numpy() for part in (values, noise, codes))
+        fast.levels(given, drawn, step, tiny, half, lowest, highest, made, flat(scale))
         return Values(codes, scale, coding)
     scale = (torch.linalg.vector_norm(values, inf, dim=-1) * step).to(torch.float32).clamp_min(tiny)
     levels = (values / scale[..., None].to(values.dtype)).add_(noise)

@@ -64,9 +64,7 @@ def screened(algorithm: Algorithm, packet: Packet, came: Exchanged, cohort: Sequ
     return came._replace(replies=[reply for reply, no in zip(sound, refused, strict=True) if not no], rejected=rejected)
 
 
-def _all_sound(
-    algorithm: Algorithm, packet: Packet, stack: Stack, cohort: Sequence[int], screen: Screen, dtype: torch.dtype
-) -> bool:
+def _all_sound(algorithm: Algorithm, packet: Packet, stack: Stack, cohort: Sequence[int], screen: Screen, dtype: torch.dtype) -> bool:
     """One look at all replies; where something is wrong, a look at each says with which."""
     asked = set(stack.clients) <= set(cohort) and len(set(stack.clients)) == len(stack)
     if not asked or _problem(algorithm, packet, stack.packet, (len(stack),), stack.examples, screen) or not _is_finite(stack.packet):
@@ -117,7 +115,7 @@ def _problem(
     largest += [float(scalar.abs().amax()) for name, scalar in said.scalars.items() if name in GATES]
     if any(size > GATE_LIMIT for size in largest):
         return f"a gate is outside its limits: log_alpha stays within +-{LOG_ALPHA_LIMIT:g}"
-    if not (1 <= min(examples) and max(examples) <= screen.most_examples):
+    if not (min(examples) >= 1 and max(examples) <= screen.most_examples):
         return f"it claims {max(examples)} examples; between 1 and {screen.most_examples} may be claimed"
     return None
 

@@ -41,7 +41,12 @@ class Linear:
         groups = None
         if self.by_feature:
             group = torch.arange(self.features)
-            groups = torch.cat((group.repeat_interleave(self.outputs) if self.transposed else group.repeat(self.outputs), self.features + torch.arange(free)))
+            groups = torch.cat(
+                (
+                    group.repeat_interleave(self.outputs) if self.transposed else group.repeat(self.outputs),
+                    self.features + torch.arange(free),
+                )
+            )
         layers = {"weights": (slice(0, size), (self.features, self.outputs) if self.transposed else (self.outputs, self.features))}
         object.__setattr__(self, "layout", Layout(size + free, layers, free, groups))
 
