@@ -24,6 +24,7 @@ from fedsieve.train import Population, start, train
 COHORTS = (10, 100, 1000)
 SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
 POPULATIONS = (100, 1_000, 10_000, 100_000, 1_000_000)
+ROUNDS_SO_FAR = (10, 100, 1000)
 ROWS = 64
 
 
@@ -39,9 +40,13 @@ class DrawnRows:
         """As many for each."""
         return ROWS
 
-    def take(self, clients: Sequence[int], hands: Sequence[np.ndarray]) -> Batch:
+    def places(self, clients: Sequence[int], hands: Sequence[Sequence[np.ndarray]]) -> list[list[tuple[int, np.ndarray]]]:
+        """What is dealt to each client, step by step."""
+        return [list(zip(clients, step, strict=True)) for step in zip(*hands, strict=True)]
+
+    def take(self, places: Sequence[tuple[int, np.ndarray]]) -> Batch:
         """The dealt rows of a stack of clients."""
-        drawn = [self._client(client, hand) for client, hand in zip(clients, hands, strict=True)]
+        drawn = [self._client(client, hand) for client, hand in places]
         return Batch(torch.stack([x for x, _ in drawn]), torch.stack([y for _, y in drawn]))
 
     def _client(self, client: int, hand: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,6 +70,11 @@ def cost(work: Workload, population: int | None, rounds: int) -> float:
     """The least CPU time of a round in seconds."""
     training = rounds_of(work, population)
     next(training)
+    return least_of(training, rounds)
+
+
+def least_of(training: Iterator, rounds: int) -> float:
+    """The least CPU time among the next rounds."""
     taken = []
     for _ in range(rounds):
         began = time.process_time()
@@ -74,9 +84,9 @@ def cost(work: Workload, population: int | None, rounds: int) -> float:
 
 
 def measured() -> dict[str, list[tuple[int, float]]]:
-    """CPU microseconds a client-step, as each of three sizes grows."""
+    """CPU microseconds a client-step, as each size grows."""
     base = WORKLOADS["W2"]._replace(steps=4, rows=ROWS)
-    found: dict[str, list[tuple[int, float]]] = {"clients in a cohort": [], "parameters": [], "clients in the population": []}
+    found: dict[str, list[tuple[int, float]]] = {name: [] for name in ("clients in a cohort", "parameters", "clients in the population")}
     for cohort in COHORTS:
         work = base._replace(clients=cohort)
         found["clients in a cohort"].append((cohort, 1e6 * cost(work, None, 3) / work.client_steps))
@@ -87,17 +97,27 @@ def measured() -> dict[str, list[tuple[int, float]]]:
     for population in POPULATIONS:
         work = base._replace(clients=100)
         found["clients in the population"].append((population, 1e6 * cost(work, population, 3) / work.client_steps))
+    return found | {"rounds so far": over_time(base)}
+
+
+def over_time(work: Workload) -> list[tuple[int, float]]:
+    """CPU microseconds a client-step after ever more rounds: the least of ten."""
+    training, found = rounds_of(work, None), []
+    for rounds in ROUNDS_SO_FAR:
+        for _ in range(rounds - 10 - (found[-1][0] if found else 0)):
+            next(training)
+        found.append((rounds, 1e6 * least_of(training, 10) / work.client_steps))
     return found
 
 
 def picture(found: dict[str, list[tuple[int, float]]], path: Path) -> None:
-    """Three curves side by side."""
+    """Four curves side by side."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 3, figsize=(10, 3), layout="constrained")
+    figure, axes = pyplot.subplots(1, 4, figsize=(13, 3), layout="constrained")
     for axis, (name, points) in zip(axes, found.items(), strict=True):
         axis.loglog(*zip(*points, strict=True), marker="o", color="#1f5fa8")
         axis.set_xlabel(name)

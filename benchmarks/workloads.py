@@ -1,5 +1,7 @@
 """What is timed: rows, sizes and settings of W1 to W4, in NumPy alone, so that every contender's own environment can read them."""
 
+import os
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -51,6 +53,9 @@ WORKLOADS = {
         Workload(
             "W4", "sparse rows, 47,236 x 34, 5 clients, FLoPS-PA", "multilabel", 47_236, 34, 5, 64, 10, 0.005, sampled=False, nonzero=74
         ),
+        Workload(
+            "RCV1", "RCV1 itself, 47,236 x 34, 5 clients, FLoPS-PA", "multilabel", 47_236, 34, 5, 64, 10, 0.005, sampled=False, nonzero=74
+        ),
     )
 }
 
@@ -66,6 +71,8 @@ def draw(work: Workload) -> Drawn:
     """The rows of a workload."""
     rng = np.random.default_rng(1)
     n = work.clients * work.rows
+    if work.name == "RCV1":
+        return rcv1_rows(n)
     if work.nonzero:
         return Drawn(sparse_rows(work, n, rng), (rng.random((n, work.outputs)) < 0.1).astype(np.float32))
     x = rng.standard_normal((n, work.features), dtype=np.float32)
@@ -74,6 +81,19 @@ def draw(work: Workload) -> Drawn:
         return Drawn(x, x @ truth + rng.standard_normal(n, dtype=np.float32))
     x = np.abs(x) * (rng.random((n, work.features)) < 0.2).astype(np.float32)
     return Drawn(x, rng.integers(0, work.outputs, n))
+
+
+def rcv1_rows(n: int) -> Drawn:
+    """The first training rows of RCV1, from the files FEDSIEVE_DATA names; the next contender finds them read."""
+    kept = Path(__file__).parent.parent / ".bench" / f"rcv1-{n}.npz"
+    if not kept.exists():
+        from fedsieve.data.rcv1 import rcv1
+
+        (x, y), _, _ = rcv1(Path(os.environ["FEDSIEVE_DATA"]) if "FEDSIEVE_DATA" in os.environ else None)
+        x = x[:n]
+        np.savez(kept, data=x.data, indices=x.indices, indptr=x.indptr, y=y[:n])
+    with np.load(kept) as rows:
+        return Drawn((rows["data"], rows["indices"], rows["indptr"]), rows["y"])
 
 
 def sparse_rows(work: Workload, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

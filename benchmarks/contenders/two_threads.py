@@ -1,0 +1,14 @@
+"""fedsieve with two threads, whatever the others have."""
+
+from collections.abc import Callable
+
+import torch
+
+from benchmarks.contenders import ours
+from benchmarks.workloads import Workload
+
+
+def prepare(work: Workload) -> Callable[[], None]:
+    """One round, all clients."""
+    torch.set_num_threads(2)
+    return ours.prepare(work)
