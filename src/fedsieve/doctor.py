@@ -19,6 +19,7 @@ from fedsieve.options import Flag
 
 CORE = ("numpy", "scipy", "scikit-learn", "safetensors", "jaxtyping", "cyclopts", "rich", "matplotlib")
 OPTIONAL = {
+    "numba": ("fast", "faster runs of models with a thousand weights or more"),
     "onnx": ("onnx", "export --format onnx"),
     "onnxruntime": ("onnx", "export --verify, predict"),
     "onnxscript": ("onnx", "export of modules"),
