@@ -8,7 +8,7 @@ from torch.nn import functional
 from fedsieve.core import compiled, constraint, gates, packets, streams
 from fedsieve.core.constraint import Form
 from fedsieve.core.gates import GateAtTest, HardConcrete
-from fedsieve.core.sparse import SparseBatch
+from fedsieve.core.rows import PickedRows, SparseBatch
 from fedsieve.core.types import Batch
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.objectives.pooling import Pooling
@@ -133,3 +133,14 @@ def test_the_softmax_loss_agrees(monkeypatch):
     theta = 3 * torch.randn(3, 1400, generator=rng)
     for fast, slow in zip(*both(monkeypatch, lambda: objective.gradient(theta, batch)), strict=True):
         torch.testing.assert_close(fast, slow, atol=2e-5, rtol=2e-6)
+
+
+@pytest.mark.parametrize("loss", [Loss.SQUARED, Loss.LOGISTIC])
+def test_rows_read_in_their_place_give_the_gradient_of_rows_copied_out(loss):
+    rng = torch.Generator().manual_seed(6)
+    rows, places = torch.randn(40, SIZE, generator=rng), torch.randint(0, 40, (3, 7), generator=rng)
+    y, theta = (torch.rand(3, 7, generator=rng) < 0.5).float(), 0.1 * torch.randn(3, SIZE, generator=rng)
+    assert PickedRows.suits(rows, 1) and not PickedRows.suits(rows, 2) and not PickedRows.suits(rows.double(), 1)
+    objective = Linear(loss=loss, features=SIZE)
+    for one, other in zip(*(objective.gradient(theta, Batch(x, y)) for x in (PickedRows(rows, places), rows[places])), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)

@@ -7,14 +7,14 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from torch import Tensor
 
 from fedsieve.core.packets import Packet, joined
-from fedsieve.core.sparse import SparseBatch
+from fedsieve.core.rows import PickedRows, SparseBatch
 from fedsieve.core.streams import Draw
 
 
 class Batch(NamedTuple):
     """Rows of a stack of clients: x (*k, b, ...), y (*k, b, ...), and what each client knows of its own curvature."""
 
-    x: Tensor | SparseBatch
+    x: Tensor | PickedRows | SparseBatch
     y: Tensor
     smoothness: Tensor | None = None
     """(*k,): L of the client's loss, for the step cap; None where no method asks for it"""

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsieve.core.sparse import SparseBatch
+from fedsieve.core.rows import PickedRows, SparseBatch
 from fedsieve.core.streams import stream
 from fedsieve.core.types import Batch, Clock, Objective, SparseRows
 
@@ -49,6 +49,12 @@ class Rows:
         """The rows at some places, (k, b, ...); `index_select` is several times faster than advanced indexing."""
         x, y = (rows.index_select(0, places.view(-1)).view(*places.shape, *rows.shape[1:]) for rows in (self.x, self.y))
         return Batch(x, y)
+
+    def read(self, places: Tensor) -> Batch:
+        """The same rows, left where they are if the model can read them there."""
+        if not PickedRows.suits(self.x, getattr(self._objective, "outputs", 0)):
+            return self.take(places)
+        return Batch(PickedRows(self.x, places), self.y.index_select(0, places.view(-1)).view(places.shape))
 
     def pick(self, client: int, hands: Sequence[np.ndarray], also: np.ndarray | None = None) -> "Picked":
         """The sparse rows of one client for several batches, cut out at once, and their features (with those in `also`)."""

@@ -1,17 +1,17 @@
-"""The rows of one client's batch over the features they have, in compressed form, and their two products with a linear model."""
+"""Rows of a batch that are not copied out or made dense, and their two products with a linear model."""
 
 from functools import cached_property
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
-from fedsieve.core.compiled import passes_over
+from fedsieve.core.compiled import passes, passes_over
 
 
 class SparseBatch:
-    """CSR, cut out of a longer matrix."""
+    """One client's rows over the features they have: CSR, cut out of a longer matrix."""
 
     def __init__(
         self, starts: Int[np.ndarray, " rows"], columns: Int[np.ndarray, " n"], values: Float[np.ndarray, " n"], features: int
@@ -44,3 +44,28 @@ class SparseBatch:
             fast.sparse_product_back(self.starts, self.columns, self.values, slope[0].T.contiguous().numpy(), out.numpy())
             return out[None]
         return torch.bmm(self.dense.to(slope.device).transpose(1, 2), slope.transpose(1, 2))
+
+
+class PickedRows:
+    """Dense rows for a stack of clients, left where they are."""
+
+    def __init__(self, rows: Float[Tensor, "n f"], places: Int64[Tensor, "k b"]) -> None:
+        self.rows = rows
+        self.places = places
+
+    @staticmethod
+    def suits(rows: Tensor, outputs: int) -> bool:
+        """Whether reading rows in their place is faster than copying them: compiled, and one output (more are a product of matrices)."""
+        return outputs == 1 and rows.ndim == 2 and passes_over(rows) is not None
+
+    def times(self, matrix: Float[Tensor, "k 1 f"]) -> Float[Tensor, "k 1 b"]:
+        """The model's outputs."""
+        out = matrix.new_empty(len(matrix), 1, self.places.shape[1])
+        passes().row_products(self.rows.numpy(), self.places.numpy(), matrix.contiguous().numpy(), out.numpy())
+        return out
+
+    def back(self, slope: Float[Tensor, "k 1 b"]) -> Float[Tensor, "k 1 f"]:
+        """The gradient of a loss whose derivative in the outputs is `slope`."""
+        out = slope.new_empty(len(slope), 1, self.rows.shape[1])
+        passes().row_products_back(self.rows.numpy(), self.places.numpy(), slope.contiguous().numpy(), out.numpy())
+        return out
