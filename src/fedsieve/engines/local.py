@@ -70,26 +70,27 @@ class Local(Party):
         picked = self.rows.pick(client, self._hands(deck), self._held(state) if algorithm.projects else None)
         sight = Sight.over(objective, picked.features, self.device)
         whole = [isinstance(part, Tensor) and part.shape[-1:] == (objective.layout.size,) for part in state]
-        seen = type(state)(*(sight.of(part) if is_whole else part for part, is_whole in zip(state, whole, strict=True)))
+
+        def each(function: Callable[..., Tensor], *states: Any) -> Any:
+            parts = zip(whole, *states, strict=True)
+            return type(state)(*(function(*part) if is_whole else part[0] for is_whole, *part in parts))
+
+        seen = each(sight.of, state)
         smoothness = self.rows.smoothness(clients) if algorithm.needs_smoothness else None
         steps = np.zeros(objective.features)
         for step in range(algorithm.local_steps):
             at, batch = picked.batch(step, self._kept(seen, sight) if algorithm.projects else None)
             where = torch.from_numpy(at).to(self.device)
-            small = type(state)(*(sight.narrow(part, where) if is_whole else part for part, is_whole in zip(seen, whole, strict=True)))
             small = algorithm.client_step(
                 objective.restricted(len(at)),
-                small,
+                each(partial(sight.narrow, where), seen),
                 batch._replace(smoothness=smoothness),
                 clock,
                 self._draw(clock, step, clients, partial(sight.coordinates, at)),
             )
-            for part, changed, is_whole in zip(seen, small, whole, strict=True):
-                if is_whole:
-                    sight.widen(part, where, changed)
+            seen = each(partial(sight.widen, where), seen, small)
             steps[sight.features[at]] += 1
-        state = type(state)(*(sight.back(*pair) if is_whole else pair[0] for *pair, is_whole in zip(state, seen, whole, strict=True)))
-        return algorithm.client_rest(state, self._missed(steps), clock)
+        return algorithm.client_rest(each(sight.back, state, seen), self._missed(steps), clock)
 
     def _missed(self, seen: np.ndarray) -> Tensor:
         """How many steps had no gradient for each coordinate, (1, p), given how many had each feature; free ones always have."""

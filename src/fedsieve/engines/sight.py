@@ -39,16 +39,17 @@ class Sight(NamedTuple):
         changed[:, gated:] = part[:, seen:]
         return changed
 
-    def narrow(self, part: Tensor, at: Tensor) -> Tensor:
+    def narrow(self, at: Tensor, part: Tensor) -> Tensor:
         """Of a part in sight, the features at some places among those in sight."""
         seen = len(self.features) * self.objective.outputs
         return self._beside(part[0, :seen].view(len(self.features), -1).index_select(0, at).view(1, -1), part[:, seen:])
 
-    def widen(self, part: Tensor, at: Tensor, small: Tensor) -> None:
-        """Put what `narrow` gave, changed, back in its place."""
+    def widen(self, at: Tensor, part: Tensor, small: Tensor) -> Tensor:
+        """The part with what `narrow` gave, changed, back in its place; in place, as nobody else holds it."""
         seen, touched = len(self.features) * self.objective.outputs, len(at) * self.objective.outputs
         part[0, :seen].view(len(self.features), -1).index_copy_(0, at, small[0, :touched].view(len(at), -1))
         part[:, seen:] = small[:, touched:]
+        return part
 
     def coordinates(self, at: np.ndarray) -> np.ndarray:
         """Where what `narrow` gives stands in the whole vector."""
