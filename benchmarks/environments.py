@@ -11,6 +11,7 @@ PACKAGES = {
     "pfl": ["torch", "pfl"],
     "fedjax": ["fedjax", "jax", "jaxlib"],
 }
+HELD = ("torch", "flwr", "ray")
 INSTALL_SECONDS = 1800
 
 
@@ -33,7 +34,9 @@ def interpreter(contender: str) -> Path:
 
 def _install(home: Path, packages: list[str]) -> None:
     print(f"installing {home.name} into {home.relative_to(ROOT)}", file=sys.stderr)
-    pip = [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt"), *packages]
+    held = HOME / "constraints.txt"  # only what must not vary: the rest of ours may not suit a rival
+    held.write_text("".join(line for line in (ROOT / "constraints.txt").open() if line.split("==")[0] in HELD))
+    pip = [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", "-c", str(held), *packages]
     for command in ([sys.executable, "-m", "venv", str(home)], pip):
         try:
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=INSTALL_SECONDS)
