@@ -27,12 +27,21 @@ def test_the_study_in_small_leaves_a_table_a_figure_and_a_page(tmp_path, monkeyp
 
 
 def test_what_is_worse_than_nothing_or_diverged_is_called_lost():
-    def row(mean, value, state="done", attack="flip", share=0.3):
+    def row(mean, value, state="done", attack="flip", share=0.3, seed=0):
         label = {"task": "lr", "method": "sieve", "attack": attack, "hostile": share, "mean": mean}
-        return {"key": json.dumps(label), "label": label, "seed": 0, "state": state, "metric": "r2", "values": {"value": value, "tdr": 1.0}}
+        return {
+            "key": json.dumps(label),
+            "label": label,
+            "seed": seed,
+            "state": state,
+            "metric": "r2",
+            "values": {"value": value, "tdr": 1.0},
+        }
 
     rows = [row("weighted", -3.0), row("median", 0.0, "diverged"), row("krum", 0.9)]
     rows += [row(mean, 0.95, attack="none", share=0.0) for mean in ("weighted", "median", "krum")]
     (hit,) = [entry for entry in page.entries(rows) if entry["attack"] == "flip"]
     assert (hit["weighted"], hit["median"], hit["krum"]) == ("lost", "lost", "0.90 / 1.00")
     assert page.verdict(rows).endswith("weighted 0 of 1, median 0 of 1, krum 1 of 1")
+    (hit,) = [entry for entry in page.entries([*rows, row("krum", 0.8, seed=1)]) if entry["attack"] == "flip"]
+    assert hit["krum"] == "0.85 ± 0.07 / 1.00"

@@ -50,9 +50,7 @@ def _cell(scale: Scale, task: str, method: str, mean: Mean, attack: Attack | Non
         "failures": Failures() if attack is None else Failures(hostile=share, attack=attack, strength=STRENGTHS[attack]),
         "algorithm": algorithm_class(method)(**{"steps": STEPS, **paper.settings(scale, task, method)}),
     }
-    return Cell(
-        label=label, run=partial(_run, **fields), seeds=scale.sweep_seeds if scale.name is ScaleName.PAPER else scale.sweep_seeds[:1]
-    )
+    return Cell(label=label, run=partial(_run, **fields), seeds=scale.sweep_seeds)
 
 
 def _run(seed: int, **fields: Any) -> Run:

@@ -15,15 +15,16 @@ HOLDS = 0.9
 
 
 def shown(rows: list[Row]) -> str:
-    """Quality and TDR of a cell, or that nothing is left."""
+    """Quality and TDR of a cell, means over seeds, the first with its sd, or that nothing is left."""
     if not rows:
         return ""
     done = results.done(rows)
-    value = results.mean_sd(done, "value")["mean"]
-    if len(done) < len(rows) or value < LOST:
+    value = results.mean_sd(done, "value")
+    if len(done) < len(rows) or value["mean"] < LOST:
         return "lost"
     tdr = results.mean_sd(done, "tdr")["mean"]
-    return f"{value:.2f}" if tdr is None else f"{value:.2f} / {tdr:.2f}"
+    spread = "" if value["sd"] is None else f" ± {value['sd']:.2f}"
+    return f"{value['mean']:.2f}{spread}" + ("" if tdr is None else f" / {tdr:.2f}")
 
 
 def entries(rows: list[Row]) -> list[dict[str, Any]]:
@@ -57,7 +58,7 @@ def verdict(rows: list[Row]) -> str:
     return f"cells that keep {HOLDS:.0%} of the quality without hostile clients, by mean: " + ", ".join(said)
 
 
-NOTE = "quality / TDR; lost: worse than predicting the mean (R² below 0), or a run diverged"
+NOTE = "quality / TDR; lost: worse than predicting the mean (R² below 0 on average), or a run diverged"
 
 
 def draw(rows: list[Row], folder: Path) -> list[Path]:
@@ -77,9 +78,12 @@ def draw(rows: list[Row], folder: Path) -> list[Path]:
                     for colour, mean in zip(ORDER, MEANS, strict=False):
                         cells = results.where(group, mean=mean)
                         shares = sorted({row["label"]["hostile"] for row in cells})
-                        values = [_height(results.where(cells, hostile=share)) for share in shares]
+                        found = [_height(results.where(cells, hostile=share)) for share in shares]
                         if shares:
-                            axes.plot([100 * share for share in shares], values, "o-", ms=3, color=colour, label=mean)
+                            across = [100 * share for share in shares]
+                            axes.plot(across, [value for value, _ in found], "o-", ms=3, color=colour, label=mean)
+                            low, high = ([value + sign * sd for value, sd in found] for sign in (-1, 1))
+                            axes.fill_between(across, low, high, color=colour, alpha=0.15, lw=0)
                     axes.set(ylim=(-0.05, 1.03), xlabel="hostile clients, %" if i == len(methods) - 1 else "")
                     axes.set_title(f"{NAMES.get(method, method)}: {attack}", fontsize=8.5)
                     axes.label_outer()
@@ -90,6 +94,9 @@ def draw(rows: list[Row], folder: Path) -> list[Path]:
     return places
 
 
-def _height(rows: list[Row]) -> float:
-    value = results.mean_sd(rows, "value")["mean"]
-    return LOST if results.failures(rows) or value is None else max(value, LOST)
+def _height(rows: list[Row]) -> tuple[float, float]:
+    """The mean and sd of a cell, nothing where it is lost."""
+    value = results.mean_sd(rows, "value")
+    if results.failures(rows) or value["mean"] is None or value["mean"] < LOST:
+        return LOST, 0.0
+    return value["mean"], value["sd"] or 0.0
