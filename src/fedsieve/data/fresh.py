@@ -57,7 +57,7 @@ def read(path: Path, wanted: Wanted, target: str | None) -> Fresh:
 
 
 def _npz(path: Path, wanted: Wanted, target: str | None) -> Fresh:
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+    with own.archive(path) as arrays:
         names = list(arrays)
         x = own.real(own.member(arrays, "x", "array", path), path)
         y = None if target is None else own.member(arrays, target, "--target", path)

@@ -2,16 +2,18 @@
 
 import csv
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from tokenize import TokenError
 from typing import NamedTuple
-from zipfile import BadZipFile
+from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
+from numpy.lib.npyio import NpzFile
 from scipy.sparse import csr_matrix
 
 from fedsieve.data import usable
@@ -103,8 +105,8 @@ def column_number(names: list[str], wanted: str, what: str, path: Path) -> int:
 
 
 def read_npz(path: Path, target: str, client: str | None) -> Table:
-    """Arrays x, the target, and perhaps the client's; never a pickle."""
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+    """Arrays x, the target, and perhaps the client's."""
+    with archive(path) as arrays:
         x = real(member(arrays, "x", "array", path), path)
         y = member(arrays, target, "data.target", path)
         owner = None if client is None else member(arrays, client, "data.client", path)
@@ -112,10 +114,27 @@ def read_npz(path: Path, target: str, client: str | None) -> Table:
     return Table(flat, y, owner, numbered(0, flat.shape[1], path), row=x.shape[1:])
 
 
-def member(arrays: Mapping[str, np.ndarray | bytes], wanted: str, what: str, path: Path) -> np.ndarray:
+@contextmanager
+def archive(path: Path) -> Iterator[NpzFile]:
+    """The arrays of an .npz file; never a pickle, nor NumPy's advice to trust one."""
+    with path.open("rb") as file:
+        if file.read(2) != b"PK" or not is_zipfile(file):
+            raise DataError(f"{path} is no .npz archive, or a part of it is missing; numpy.savez writes one")
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as arrays:
+            yield arrays
+
+
+def member(arrays: NpzFile, wanted: str, what: str, path: Path) -> np.ndarray:
     """An array of an .npz file by its name; what has no array's header comes back as bytes."""
     names = list(arrays)
-    found = arrays[names[column_number(names, wanted, what, path)]]
+    name = names[column_number(names, wanted, what, path)]
+    try:
+        found = arrays[name]
+    except ValueError as problem:
+        if "allow_pickle" in str(problem):
+            raise DataError(f"{path}: array {name} holds Python objects; save it as numbers or words") from None
+        raise
     if not isinstance(found, np.ndarray):
         raise DataError(f"{path}: {wanted} is damaged, it does not begin like an array")
     return found
