@@ -83,21 +83,23 @@ def least_of(training: Iterator, rounds: int) -> float:
     return min(taken)
 
 
-def measured() -> dict[str, list[tuple[int, float]]]:
-    """CPU microseconds a client-step, as each size grows."""
-    base = WORKLOADS["W2"]._replace(steps=4, rows=ROWS)
-    found: dict[str, list[tuple[int, float]]] = {name: [] for name in ("clients in a cohort", "parameters", "clients in the population")}
-    for cohort in COHORTS:
-        work = base._replace(clients=cohort)
-        found["clients in a cohort"].append((cohort, 1e6 * cost(work, None, 3) / work.client_steps))
-    for size in SIZES:
-        outputs = 10 if size <= 100_000 else 100
-        work = base._replace(features=size // outputs, outputs=outputs)
-        found["parameters"].append((size, 1e6 * cost(work, None, 3) / work.client_steps))
-    for population in POPULATIONS:
-        work = base._replace(clients=100)
-        found["clients in the population"].append((population, 1e6 * cost(work, population, 3) / work.client_steps))
-    return found | {"rounds so far": over_time(base)}
+def over_cohorts(base: Workload) -> list[tuple[int, float]]:
+    """CPU microseconds a client-step in ever larger cohorts."""
+    works = [base._replace(clients=cohort) for cohort in COHORTS]
+    return [(work.clients, 1e6 * cost(work, None, 3) / work.client_steps) for work in works]
+
+
+def over_populations(base: Workload) -> list[tuple[int, float]]:
+    """The same for a cohort of 100 out of ever larger populations."""
+    work = base._replace(clients=100)
+    return [(population, 1e6 * cost(work, population, 3) / work.client_steps) for population in POPULATIONS]
+
+
+def over_sizes(base: Workload) -> list[tuple[int, float]]:
+    """The same for ever larger models."""
+    shapes = [(size, 10 if size <= 100_000 else 100) for size in SIZES]
+    works = [base._replace(features=size // outputs, outputs=outputs) for size, outputs in shapes]
+    return [(work.size, 1e6 * cost(work, None, 3) / work.client_steps) for work in works]
 
 
 def over_time(work: Workload) -> list[tuple[int, float]]:
@@ -127,15 +129,25 @@ def picture(found: dict[str, list[tuple[int, float]]], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
+GROWTH = {
+    "clients in a cohort": over_cohorts,
+    "clients in the population": over_populations,
+    "rounds so far": over_time,
+    "parameters": over_sizes,
+}
+"""What grows; models last, as they take the most memory."""
+
+
 def main() -> None:
-    """Print the table, save the picture."""
+    """Print a table of each, and save the picture."""
     torch.set_num_threads(1)
-    found = measured()
-    for name, points in found.items():
+    base, found = WORKLOADS["W2"]._replace(steps=4, rows=ROWS), {}
+    for name, measure in GROWTH.items():
+        found[name] = measure(base)
         print(f"\n{name:>28}  CPU us a client-step")
-        for size, microseconds in points:
+        for size, microseconds in found[name]:
             print(f"{size:>28,}  {microseconds:>10.0f}")
-    print(f"\npeak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")
+        print(f"peak memory so far {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB", flush=True)
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
     picture(found, folder / "growth.png")
     print(f"picture in {folder / 'growth.png'}")
