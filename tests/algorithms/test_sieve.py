@@ -115,3 +115,19 @@ def test_weights_may_travel_instead_of_updates():
     rows = [step.row for step in execute(run, Problem(run))]
     assert rows[-1]["r2"] > 0.5 > rows[0]["r2"]
     assert rows[-1]["expected_density"] == pytest.approx(0.1, rel=0.05)
+
+
+@pytest.mark.parametrize(("clock", "shorter"), [(SEARCH, 5**0.5), (POLISH, 1.0)])
+def test_the_signs_of_fewer_than_five_replies_are_followed_in_shorter_steps(clock, shorter):
+    """The mean of as many equal replies is the same; only its noise, in general, is not. Polished weights are numbers, followed in full."""
+    server, packet, client = begun(clock)
+    reply = SIEVE.client_reply(stepped(client, clock), clock, draw(step=4)).at(0)
+    sent, kept = packet.dense("weights", torch.float64), server.weights - packet.dense("weights", torch.float64)
+
+    def moved(count):
+        replies = [Reply(i, reply, 8) for i in range(count)]
+        return SIEVE.aggregate(server, packet, replies, clock, draw()).weights - sent - SIEVE.memory * kept
+
+    assert moved(5).abs().max() > 0
+    torch.testing.assert_close(moved(5), shorter * moved(1))
+    torch.testing.assert_close(moved(8), moved(5))

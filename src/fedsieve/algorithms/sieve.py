@@ -29,6 +29,8 @@ ROUND_LIMIT = 8.0
 """log_alpha stays within this during a client's round; the exact dual may move it to +-12 after it."""
 OPEN = 1.6
 """The log_alpha from which the median gate is 1."""
+ENOUGH = 5
+"""Replies whose signs the server follows at its full rate; the mean of fewer is noisier by the root of their number, and steps are as much shorter."""
 FALL = 4
 """The expected density falls along 1 - t^4: gates stay open for most of the search."""
 
@@ -201,6 +203,8 @@ class Sieve(Method):
         merged = self.merged(packet, replies, server.weights, clock, draw)
         update = merged[self.field] - (sent if self.uplink is Uplink.WEIGHTS else 0)
         rate = self.server_rate if self.searching(clock) else 1.0
+        if self.searching(clock) and self.uplink is Uplink.UPDATES:
+            rate *= min(len(replies) / ENOUGH, 1.0) ** 0.5
         move, moments = optimizers.step(self.server, server.moments, -update, rate, momentum=self.server_momentum)
         theta = sent + move + self.memory * (server.weights - sent)
         both = torch.cat([merged[name] for name in GATES])
