@@ -78,7 +78,7 @@ def test_the_uplink_is_signs_of_many_updates_while_searching_and_numbers_of_the_
 def test_what_nobody_speaks_of_is_remembered_and_what_is_spoken_of_moves_by_the_mean():
     server, packet, client = begun()
     reply = SIEVE.client_reply(stepped(client), SEARCH, draw(step=4)).at(0)
-    after = SIEVE.aggregate(server, packet, [Reply(0, reply, 8)], SEARCH, draw())
+    after = SIEVE.aggregate(server, packet, [Reply(i, reply, 8) for i in range(5)], SEARCH, draw())
     sent = packet.dense("weights", torch.float64)
     expected = sent + SIEVE.server_rate * reply.dense("update", torch.float64) + SIEVE.memory * (server.weights - sent)
     torch.testing.assert_close(after.weights, expected)

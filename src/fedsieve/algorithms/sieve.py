@@ -30,7 +30,7 @@ ROUND_LIMIT = 8.0
 OPEN = 1.6
 """The log_alpha from which the median gate is 1."""
 ENOUGH = 5
-"""Replies whose signs the server follows at its full rate; the mean of fewer is noisier by the root of their number, and steps are as much shorter."""
+"""Replies whose signs the server follows at its full rate; the mean of fewer is noisier by the root of their number, the step as short."""
 FALL = 4
 """The expected density falls along 1 - t^4: gates stay open for most of the search."""
 
