@@ -44,7 +44,7 @@ class DrawnRows:
         """What is dealt to each client, step by step."""
         return [list(zip(clients, step, strict=True)) for step in zip(*hands, strict=True)]
 
-    def read(self, places: Sequence[tuple[int, np.ndarray]]) -> Batch:
+    def take(self, places: Sequence[tuple[int, np.ndarray]]) -> Batch:
         """The dealt rows of a stack of clients."""
         drawn = [self._client(client, hand) for client, hand in places]
         return Batch(torch.stack([x for x, _ in drawn]), torch.stack([y for _, y in drawn]))

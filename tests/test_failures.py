@@ -8,6 +8,7 @@ import torch
 
 from fedsieve.algorithms import METHODS, algorithm_class
 from fedsieve.core.aggregation import Mean
+from fedsieve.core.screening import screened
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.execute import DivergedError, Standing, execute
 from fedsieve.experiments.problem import Problem
@@ -130,16 +131,13 @@ def first_replies(attack, strength, method="fed-avg"):
     for failures in (Failures(), Failures(hostile=0.25, attack=attack, strength=strength)):
         run = run_of(method, failures, rounds=1)
         seen = []
-        algorithm = run.algorithm
-        original = type(algorithm).moved
 
-        def spy(self, packet, replies, dtype, seen=seen, original=original):
-            found = original(self, packet, replies, dtype)
-            seen.append((([reply.client for reply in replies]), found))
-            return found
+        def spy(algorithm, packet, came, cohort, screen, dtype, seen=seen):
+            seen.append(([reply.client for reply in came.replies], algorithm.moved(packet, came.replies, dtype)))
+            return screened(algorithm, packet, came, cohort, screen, dtype)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(algorithm), "moved", spy)
+            patch.setattr("fedsieve.train.screened", spy)
             steps = steps_of(run)
         captured[failures.hostile > 0] = (seen[0], steps[0].round.rejected)
     lied = hostile_clients(Failures(hostile=0.25), Problem(run).population.present, 11)

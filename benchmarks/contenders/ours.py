@@ -11,6 +11,7 @@ from fedsieve.algorithms.flops import Flops
 from fedsieve.algorithms.flops_pa import FlopsPA, GateNoise
 from fedsieve.algorithms.method import Method
 from fedsieve.core.optimizers import StepRule
+from fedsieve.core.screening import Screen
 from fedsieve.core.types import Exchange, Objective
 from fedsieve.engines.batched import Batched
 from fedsieve.engines.rows import Rows
@@ -60,5 +61,5 @@ def prepare(
     exchange = wrap(Batched(algorithm=algorithm, objective=objective, rows=rows_of(work, objective), seed=1, fingerprint=1))
     server = start(algorithm, objective, 1, torch.float32)
     everyone = Population(work.clients, range(work.clients))
-    rounds = train(algorithm, server, everyone, 1.0, exchange, ROUNDS, 1)
+    rounds = train(algorithm, server, everyone, 1.0, exchange, ROUNDS, 1, screen=Screen(norm_limit=algorithm.usual_norm_limit))
     return lambda: next(rounds)

@@ -83,10 +83,22 @@ def test_a_part_lies_over_a_background_which_shows_where_it_is_silent():
         (None, under.expand(2, 10)),
         (torch.tensor([3.0, 4.0]).double(), torch.tensor([[3.0], [4.0]]).double().expand(2, 10)),
     ):
-        laid = packets.Part(values, support, elsewhere).over(under)
+        laid = packets.Part(values, support, elsewhere).over(under, 10)
         assert torch.equal(laid.gather(1, support), values)
         assert torch.equal(laid[silent], background[silent])
-        assert torch.equal(packets.Part(values[1], support[1], None if elsewhere is None else elsewhere[1]).over(under), laid[1])
+        assert torch.equal(packets.Part(values[1], support[1], None if elsewhere is None else elsewhere[1]).over(under, 10), laid[1])
+
+
+def test_the_distance_of_a_part_is_that_of_its_full_vector():
+    support, values = torch.tensor([[1, 4, 7], [0, 4, 9]]), torch.randn(2, 3, dtype=torch.float64)
+    under = torch.randn(10, dtype=torch.float64)
+    for part in (
+        packets.Part(values, support),
+        packets.Part(values, support, torch.tensor([3.0, 4.0]).double()),
+        packets.Part(torch.randn(2, 10, dtype=torch.float64)),
+    ):
+        torch.testing.assert_close(part.distance(under, 10), (part.over(under, 10) - under).norm(dim=1))
+        torch.testing.assert_close(part.distance(None, 10), part.over(None, 10).norm(dim=1))
 
 
 def test_the_papers_formula_counts_four_bytes_a_value_and_no_positions():

@@ -208,8 +208,7 @@ class Method:
 
     def read(self, packet: Packet, dtype: torch.dtype, rest: Mapping[str, Tensor] | None = None) -> dict[str, Float[Tensor, "*k _n"]]:
         """What a packet, or a stack of them, says, part by part, as full vectors: `rest` (or 0) where it is silent."""
-        nothing = torch.zeros(packet.size, dtype=dtype)
-        return {name: part.over((rest or {}).get(name, nothing)) for name, part in self.said(packet, dtype).items()}
+        return {name: part.over((rest or {}).get(name), packet.size) for name, part in self.said(packet, dtype).items()}
 
     def said(self, packet: Packet, dtype: torch.dtype) -> dict[str, Part]:
         """The parts: every field, and every scalar as a vector of one."""

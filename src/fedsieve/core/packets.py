@@ -70,12 +70,21 @@ class Part(NamedTuple):
     elsewhere: Float[Tensor, "*k"] | None = None
     """None where it is silent of all else"""
 
-    def over(self, background: Float[Tensor, " n"]) -> Float[Tensor, "*k _n"]:
-        """A full vector; the background shows where the packet is silent."""
+    def over(self, background: Float[Tensor, " n"] | None, size: int) -> Float[Tensor, "*k _n"]:
+        """A vector of that size; the background, or 0, shows where the packet is silent."""
         if self.support is None:
             return self.values
-        rest = background if self.elsewhere is None else self.elsewhere[..., None]
-        return rest.expand(*self.values.shape[:-1], len(background)).scatter(-1, self.support, self.values)
+        silent = self.values.new_zeros(1) if background is None else background
+        rest = silent if self.elsewhere is None else self.elsewhere[..., None]
+        return rest.expand(*self.values.shape[:-1], size).scatter(-1, self.support, self.values)
+
+    def distance(self, background: Float[Tensor, " n"] | None, size: int) -> Float[Tensor, "*k"]:
+        """How far it lies from a vector, or from 0; silence is no distance. In double precision: no finite number overflows."""
+        if self.elsewhere is None:
+            apart = self.values if background is None else self.values - (background if self.support is None else background[self.support])
+        else:
+            apart = self.over(None, size) - (0 if background is None else background)
+        return torch.linalg.vector_norm(apart, dim=-1, dtype=torch.float64)
 
 
 class Packet(NamedTuple):

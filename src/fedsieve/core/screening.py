@@ -10,8 +10,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from fedsieve.core.gates import LOG_ALPHA_LIMIT
-from fedsieve.core.packets import GATES, SCALED, Coding, Packet, Values
-from fedsieve.core.types import Algorithm, Exchanged, Reply, Stack
+from fedsieve.core.packets import GATES, SCALED, Coding, Packet, Part, Values
+from fedsieve.core.types import Algorithm, Exchanged, Reply, Stack, stacked
 
 KINDS = {Coding.FLOAT32: torch.float32, Coding.FLOAT16: torch.float16, Coding.UNIT8: torch.uint8}
 """How codes are held; of all others as int8."""
@@ -81,19 +81,17 @@ def _is_finite(packet: Packet) -> bool:
 def _far(
     algorithm: Algorithm, packet: Packet, replies: Sequence[Reply], finite: Bool[Tensor, " k"], limit: float, dtype: torch.dtype
 ) -> Bool[Tensor, " k"]:
-    length = weight_norms(algorithm.moved(packet, replies, dtype))
-    model = weight_norms({name: part[None] for name, part in algorithm.read(packet, dtype).items()})
+    sent, stack = algorithm.read(packet, dtype), stacked(replies)
+    packets = [reply.packet.alone() for reply in replies] if stack is None else [stack]
+    length = torch.cat([_distance(algorithm.said(said, dtype), sent, packet.size) for said in packets])
+    model = _distance({name: Part(part[None]) for name, part in sent.items()}, {}, packet.size)
     return (length > limit * length[finite].nanmedian()) & (length > model)
 
 
-def lengths(vectors: Float[Tensor, "k n"]) -> Float[Tensor, " k"]:
-    """Norms in double precision: no finite number overflows."""
-    return torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float64)
-
-
-def weight_norms(parts: dict[str, Float[Tensor, "k _n"]]) -> Float[Tensor, " k"]:
-    """The norm of each client's parts together, gates apart."""
-    return torch.stack([lengths(part) for name, part in parts.items() if name not in GATES]).square().sum(0).sqrt()
+def _distance(parts: dict[str, Part], sent: dict[str, Tensor], size: int) -> Float[Tensor, " k"]:
+    """The norm of each client's difference to what was sent, all parts together, gates apart."""
+    apart = [part.distance(sent.get(name), size) for name, part in parts.items() if name not in GATES]
+    return torch.stack(apart).square().sum(0).sqrt()
 
 
 def _problem(

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from fedsieve.core.packets import Packet, joined
+from fedsieve.core.packets import Packet, Part, joined
 from fedsieve.core.rows import PickedRows, SparseBatch
 from fedsieve.core.streams import Draw
 
@@ -224,8 +224,8 @@ class Algorithm(Protocol):
         """What a packet says, part by part, as full vectors."""
         ...
 
-    def moved(self, packet: Packet, replies: Sequence[Reply], dtype: Any) -> dict[str, Tensor]:
-        """The difference of each reply to the broadcast, part by part (k, n): 0 where a reply is silent."""
+    def said(self, packet: Packet, dtype: Any) -> dict[str, Part]:
+        """What a packet says, part by part, at its support."""
         ...
 
     def aggregate(self, server: Any, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Any:

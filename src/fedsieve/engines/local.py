@@ -42,7 +42,7 @@ class Local(Party):
         places = self.rows.places(clients, [self._hands(deck) for deck in decks])
         smoothness = self.rows.smoothness(clients) if algorithm.needs_smoothness else None
         for step in range(algorithm.local_steps):
-            batch = self.rows.read(places[step])._replace(smoothness=smoothness, keys=self._keys(clock, step, clients))
+            batch = self.rows.take(places[step])._replace(smoothness=smoothness, keys=self._keys(clock, step, clients))
             state = algorithm.client_step(self.objective, state, batch, clock, self._draw(clock, step, clients))
         return state
 

@@ -46,15 +46,12 @@ class Rows:
         return torch.from_numpy(dealt).to(self.y.device)
 
     def take(self, places: Tensor) -> Batch:
-        """The rows at some places, (k, b, ...); `index_select` is several times faster than advanced indexing."""
-        x, y = (rows.index_select(0, places.view(-1)).view(*places.shape, *rows.shape[1:]) for rows in (self.x, self.y))
-        return Batch(x, y)
+        """The rows at some places, (k, b, ...), left where they are if the model can read them there.
 
-    def read(self, places: Tensor) -> Batch:
-        """The same rows, left where they are if the model can read them there."""
-        if not PickedRows.suits(self.x, getattr(self._objective, "outputs", 0)):
-            return self.take(places)
-        return Batch(PickedRows(self.x, places), self.y.index_select(0, places.view(-1)).view(places.shape))
+        `index_select` is several times faster than advanced indexing.
+        """
+        suits = PickedRows.suits(self.x, getattr(self._objective, "outputs", 0))
+        return Batch(PickedRows(self.x, places) if suits else _picked(self.x, places), _picked(self.y, places))
 
     def pick(self, client: int, hands: Sequence[np.ndarray], also: np.ndarray | None = None) -> "Picked":
         """The sparse rows of one client for several batches, cut out at once, and their features (with those in `also`)."""
@@ -76,6 +73,10 @@ class Rows:
                 rows = self.of(client)
                 self._smoothness[client] = self._objective.smoothness(rows, self._batch_rows or len(rows.x))
         return torch.stack([self._smoothness[client] for client in clients])
+
+
+def _picked(rows: Tensor, places: Tensor) -> Tensor:
+    return rows.index_select(0, places.view(-1)).view(*places.shape, *rows.shape[1:])
 
 
 class Picked:
