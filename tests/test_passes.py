@@ -5,9 +5,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fedsieve.core import compiled, constraint, gates, packets, streams
+from fedsieve.core import compiled, constraint, gates, optimizers, packets, streams
 from fedsieve.core.constraint import Form
 from fedsieve.core.gates import GateAtTest, HardConcrete
+from fedsieve.core.optimizers import Optimizer
 from fedsieve.core.rows import PickedRows, SparseBatch
 from fedsieve.core.types import Batch
 from fedsieve.objectives.linear import Linear, Loss
@@ -135,12 +136,26 @@ def test_the_softmax_loss_agrees(monkeypatch):
         torch.testing.assert_close(fast, slow, atol=2e-5, rtol=2e-6)
 
 
+def test_adams_steps_agree(monkeypatch):
+    def walk():
+        moments, place = optimizers.no_moments(stack(1)[0]), 0
+        for seed in range(5):
+            move, moments = optimizers.step(Optimizer.ADAM, moments, stack(1, seed=seed)[0], 0.1, momentum=0.9)
+            place = place + move
+        return place, *moments
+
+    for fast, slow in zip(*both(monkeypatch, walk), strict=True):
+        torch.testing.assert_close(fast, slow, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("batch", [1, 7, 8])
 @pytest.mark.parametrize("loss", [Loss.SQUARED, Loss.LOGISTIC])
-def test_rows_read_in_their_place_give_the_gradient_of_rows_copied_out(loss):
+def test_rows_read_in_their_place_give_the_gradient_of_rows_copied_out(loss, batch, intercept):
     rng = torch.Generator().manual_seed(6)
-    rows, places = torch.randn(40, SIZE, generator=rng), torch.randint(0, 40, (3, 7), generator=rng)
-    y, theta = (torch.rand(3, 7, generator=rng) < 0.5).float(), 0.1 * torch.randn(3, SIZE, generator=rng)
-    assert PickedRows.suits(rows, 1) and not PickedRows.suits(rows, 2) and not PickedRows.suits(rows.double(), 1)
-    objective = Linear(loss=loss, features=SIZE)
+    objective = Linear(loss=loss, features=SIZE, intercept=intercept)
+    rows, places = torch.randn(40, SIZE, generator=rng), torch.randint(0, 40, (3, batch), generator=rng)
+    y, theta = (torch.rand(3, batch, generator=rng) < 0.5).float(), 0.1 * torch.randn(3, objective.layout.size, generator=rng)
+    assert PickedRows.suits(rows) and not PickedRows.suits(rows.double())
     for one, other in zip(*(objective.gradient(theta, Batch(x, y)) for x in (PickedRows(rows, places), rows[places])), strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)

@@ -6,7 +6,7 @@ the bit, gates to a few units in the last place. Compiled once a machine and kep
 
 import numba
 import numpy as np
-from numba import float32, int8, int32, int64, uint64, void
+from numba import boolean, float32, float64, int8, int32, int64, uint64, void
 
 F, WORD, U = np.float32, np.int32, np.uint64
 LN2_HIGH, LN2_LOW = F(0.693359375), F(-2.12194440e-4)
@@ -124,6 +124,17 @@ def chain(gradient, weights, value, slope, by_weight, by_gate):
         by_gate[i] = gradient[i] * weights[i] * slope[i]
 
 
+@compiled(ROW, ROW, ROW, float64, float64, float64, float32, float64, ROW, ROW, ROW)
+def adam(gradient, first, second, rate, momentum, square, epsilon, count, move, new_first, new_second):
+    """See `optimizers.step`."""
+    keep, take, keep_square, take_square = F(momentum), F(1 - momentum), F(square), F(1 - square)
+    step, spread = F(-rate / (1 - momentum**count)), F(1 / (1 - square**count))
+    for i in range(len(gradient)):
+        new_first[i] = keep * first[i] + take * gradient[i]
+        new_second[i] = keep_square * second[i] + take_square * gradient[i] * gradient[i]
+        move[i] = step * new_first[i] / (np.sqrt(new_second[i] * spread) + epsilon)
+
+
 @compiled(IMAGES, int64[:, ::1], float32[::1], IMAGES)
 def softmax_loss(logits, labels, loss, slope):
     """See `Linear.gradient`: the mean cross-entropy of each client's rows, and its derivative in the logits (client, class, row)."""
@@ -145,32 +156,38 @@ def softmax_loss(logits, labels, loss, slope):
             slope[k, labels[k, i], i] -= share
 
 
-@compiled(TABLE, int64[:, ::1], IMAGES, IMAGES, reassociate=True)
-def row_products(rows, places, weights, out):
-    """See `PickedRows.times`."""
+@numba.njit(error_model="numpy")
+def miss(logit, y, logistic):
+    """The loss of one row, squared or logistic, and its derivative in the logit."""
+    if logistic:
+        fall = exponential(-abs(logit))
+        return max(logit, F(0)) + logarithm(F(1) + fall) - y * logit, (F(1) if logit > F(0) else fall) / (F(1) + fall) - y
+    return (logit - y) * (logit - y), F(2) * (logit - y)
+
+
+@compiled(TABLE, int64[:, ::1], TABLE, ROW, TABLE, boolean, ROW, ROW, TABLE, reassociate=True)
+def row_gradient(rows, places, weights, intercept, y, logistic, loss, slope, out):
+    """See `PickedRows.gradient`; four rows at a time there and back, while they are in the fastest memory."""
+    batch, last, share, by = places.shape[1], places.shape[1] - 1, F(1) / F(places.shape[1]), np.empty(4, F)
     for k in range(len(places)):
-        vector = weights[k, 0]
-        for i in range(places.shape[1]):
-            row, total = rows[places[k, i]], F(0)
+        vector, at, total = weights[k], places[k], out[k]
+        loss[k], slope[k], total[:] = F(0), F(0), F(0)
+        for i in range(0, batch, 4):
+            a, b, c, d = rows[at[i]], rows[at[min(i + 1, last)]], rows[at[min(i + 2, last)]], rows[at[min(i + 3, last)]]
+            p = q = r = s = intercept[k]
             for j in range(len(vector)):
-                total += row[j] * vector[j]
-            out[k, 0, i] = total
-
-
-@compiled(TABLE, int64[:, ::1], IMAGES, IMAGES)
-def row_products_back(rows, places, slope, out):
-    """See `PickedRows.back`; four rows at a time, as the sum stays in the fastest memory only so long."""
-    batch = places.shape[1]
-    for k in range(len(places)):
-        total, at, by = out[k, 0], places[k], slope[k, 0]
-        total[:] = F(0)
-        for i in range(0, batch - 3, 4):
-            a, b, c, d = rows[at[i]], rows[at[i + 1]], rows[at[i + 2]], rows[at[i + 3]]
+                p += a[j] * vector[j]
+                q += b[j] * vector[j]
+                r += c[j] * vector[j]
+                s += d[j] * vector[j]
+            by[0], by[1], by[2], by[3] = p, q, r, s
+            for n in range(4):
+                one, by[n] = miss(by[n], y[k, i + n], logistic) if i + n < batch else (F(0), F(0))
+                loss[k], by[n] = loss[k] + share * one, share * by[n]
+                slope[k] += by[n]
+            p, q, r, s = by[0], by[1], by[2], by[3]
             for j in range(len(total)):
-                total[j] += by[i] * a[j] + by[i + 1] * b[j] + by[i + 2] * c[j] + by[i + 3] * d[j]
-        for i in range(batch - batch % 4, batch):
-            for j in range(len(total)):
-                total[j] += by[i] * rows[at[i], j]
+                total[j] += p * a[j] + q * b[j] + r * c[j] + s * d[j]
 
 
 @compiled(int32[::1], int64[::1], ROW, TABLE, TABLE)

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fedsieve.core.compiled import flat, passes_over
+
 
 class Optimizer(StrEnum):
     """How the server turns an aggregated gradient (or pseudo-gradient) into a step."""
@@ -58,6 +60,11 @@ def step(
         first = momentum * moments.first + gradient
         return -rate * first, moments._replace(first=first)
     count = moments.count + 1
+    if fast := passes_over(gradient, moments.first, moments.second):
+        move, first, second = (torch.empty_like(gradient) for _ in range(3))
+        old, done = (gradient, moments.first, moments.second), (move, first, second)
+        fast.adam(*map(flat, old), rate, momentum, square, epsilon, float(count), *map(flat, done))
+        return move, Moments(first, second, count)
     first = torch.lerp(gradient, moments.first, momentum)
     second = torch.addcmul(square * moments.second, gradient, gradient, value=1 - square)
     spread = (second / (1 - square**count)).sqrt_().add_(epsilon)

@@ -59,7 +59,10 @@ class Values(NamedTuple):
             return self.codes.to(dtype) / 255
         if self.scale is None:
             return self.codes.to(dtype)
-        return (self.codes.to(dtype) + 0.5 * (self.coding in HALVED)) * self.scale[..., None].to(dtype)
+        levels = self.codes.to(dtype)
+        if self.coding in HALVED:
+            levels += 0.5
+        return levels.mul_(self.scale[..., None])
 
 
 class Part(NamedTuple):

@@ -54,18 +54,15 @@ class PickedRows:
         self.places = places
 
     @staticmethod
-    def suits(rows: Tensor, outputs: int) -> bool:
-        """Whether reading rows in their place is faster than copying them: compiled, and one output (more are a product of matrices)."""
-        return outputs == 1 and rows.ndim == 2 and passes_over(rows) is not None
+    def suits(rows: Tensor) -> bool:
+        """Whether rows can be read in their place."""
+        return rows.ndim == 2 and passes_over(rows) is not None
 
-    def times(self, matrix: Float[Tensor, "k 1 f"]) -> Float[Tensor, "k 1 b"]:
-        """The model's outputs."""
-        out = matrix.new_empty(len(matrix), 1, self.places.shape[1])
-        passes().row_products(self.rows.numpy(), self.places.numpy(), matrix.contiguous().numpy(), out.numpy())
-        return out
-
-    def back(self, slope: Float[Tensor, "k 1 b"]) -> Float[Tensor, "k 1 f"]:
-        """The gradient of a loss whose derivative in the outputs is `slope`."""
-        out = slope.new_empty(len(slope), 1, self.rows.shape[1])
-        passes().row_products_back(self.rows.numpy(), self.places.numpy(), slope.contiguous().numpy(), out.numpy())
-        return out
+    def gradient(
+        self, weights: Float[Tensor, "k f"], intercept: Float[Tensor, " k"], y: Float[Tensor, "k b"], *, logistic: bool
+    ) -> tuple[Float[Tensor, " k"], Float[Tensor, " k"], Float[Tensor, "k f"]]:
+        """The mean loss of a model with one output, squared or logistic, and its derivatives in the intercept and in the weights."""
+        loss, slope, out = (torch.empty_like(like) for like in (intercept, intercept, weights))
+        given = (self.rows, self.places, weights.contiguous(), intercept.contiguous(), y.to(weights.dtype))
+        passes().row_gradient(*(part.numpy() for part in given), logistic, loss.numpy(), slope.numpy(), out.numpy())
+        return loss, slope, out

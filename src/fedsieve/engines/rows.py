@@ -50,7 +50,7 @@ class Rows:
 
         `index_select` is several times faster than advanced indexing.
         """
-        suits = PickedRows.suits(self.x, getattr(self._objective, "outputs", 0))
+        suits = getattr(self._objective, "reads_rows", False) and PickedRows.suits(self.x)
         return Batch(PickedRows(self.x, places) if suits else _picked(self.x, places), _picked(self.y, places))
 
     def pick(self, client: int, hands: Sequence[np.ndarray], also: np.ndarray | None = None) -> "Picked":
