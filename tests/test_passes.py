@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from fedsieve.core import compiled, constraint, gates, optimizers, packets, streams
 from fedsieve.core.constraint import Form
-from fedsieve.core.gates import GateAtTest, HardConcrete
+from fedsieve.core.gates import LOG_ALPHA_LIMIT, GateAtTest, HardConcrete
 from fedsieve.core.optimizers import Optimizer
 from fedsieve.core.rows import PickedRows, SparseBatch
 from fedsieve.core.types import Batch
@@ -76,6 +76,17 @@ def test_the_chain_rule_and_magnitudes_agree(monkeypatch):
 
 
 @pytest.mark.parametrize("form", Form)
+def test_a_gates_step_agrees_and_stays_inside_its_limits(monkeypatch, form):
+    def step(gradient):
+        return constraint.descend(SHAPE, stack(), gradient, torch.tensor([0.0, 0.5, 30.0]), form, SIZE, 0.1)
+
+    fast, slow = both(monkeypatch, lambda: step(stack(spread=50, seed=1)))
+    torch.testing.assert_close(fast, slow, atol=2e-6, rtol=1e-6)
+    assert float(fast.abs().max()) == LOG_ALPHA_LIMIT
+    assert step(torch.full((3, SIZE), torch.nan)).isnan().all()
+
+
+@pytest.mark.parametrize("form", list(Form))
 def test_the_pull_of_the_constraint_agrees(monkeypatch, form):
     for multiplier in (torch.tensor([0.5, 0.0, 2.0]), torch.tensor(0.5)):
         fast, slow = both(monkeypatch, lambda multiplier=multiplier: constraint.slope(SHAPE, stack(), multiplier, form, SIZE))

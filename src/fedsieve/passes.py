@@ -116,6 +116,16 @@ def constraint_slope(log_alpha, offset, multiplier, out):
             out[k, i] = multiplier[k] * p * (F(1) - p)
 
 
+@compiled(TABLE, TABLE, float32, float32[::1], float32, float32, TABLE)
+def gate_step(log_alpha, gradient, offset, multiplier, rate, limit, out):
+    """See `constraint.descend`."""
+    for k in range(len(log_alpha)):
+        for i in range(log_alpha.shape[1]):
+            p = F(1) / (F(1) + exponential(-(log_alpha[k, i] + offset)))
+            turned = log_alpha[k, i] - rate * (gradient[k, i] + multiplier[k] * p * (F(1) - p))
+            out[k, i] = -limit if turned < -limit else limit if turned > limit else turned  # a broken number stays broken
+
+
 @compiled(ROW, ROW, ROW, ROW, ROW, ROW)
 def chain(gradient, weights, value, slope, by_weight, by_gate):
     """See `gates.chain`."""

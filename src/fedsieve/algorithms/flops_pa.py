@@ -182,10 +182,10 @@ class FlopsPA(Gated):
     def client_step(self, objective: Objective, client: Client, batch: Batch, clock: Clock, draw: Draw) -> Client:
         """One local SGD step on (theta~, phi) (L198)."""
         slopes = self.pull(objective, client.weights, client.log_alpha, batch, clock, draw)
-        turn = slopes.log_alpha + self.regularize(client.log_alpha, client.multiplier, client.layout.gated, objective.layout.groups)
+        size, groups, rate = client.layout.gated, objective.layout.groups, self.gate_rate * self.decay(clock)
         return client._replace(
             weights=torch.addcmul(client.weights, slopes.size, slopes.weights, value=-1),
-            log_alpha=client.log_alpha.sub(turn, alpha=self.gate_rate * self.decay(clock)).clamp_(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT),
+            log_alpha=self.turned(client.log_alpha, slopes.log_alpha, client.multiplier, size, groups, rate),
         )
 
     @property

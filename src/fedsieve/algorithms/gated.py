@@ -179,6 +179,21 @@ class Gated(Method, ABC):
             slope = slope - self.entropy * gates.entropy_slope(self.shape, log_alpha)
         return selection.shared(slope, groups)
 
+    def turned(
+        self,
+        log_alpha: Float[Tensor, "k p"],
+        gradient: Float[Tensor, "k p"],
+        multiplier: Float[Tensor, " k"],
+        size: int,
+        groups: Tensor | None,
+        rate: float,
+    ) -> Float[Tensor, "k p"]:
+        """phi one step down the loss and the constraint over `size` weights, inside its limits."""
+        if self.entropy or groups is not None:
+            gradient = gradient + self.regularize(log_alpha, multiplier, size, groups)
+            return log_alpha.sub(gradient, alpha=rate).clamp_(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
+        return constraint.descend(self.shape, log_alpha, gradient, multiplier, self.constraint, size, rate)
+
     def ascend(self, multiplier: Float[Tensor, ""], log_alpha: Float[Tensor, " p"], layout: Layout, clock: Clock) -> Float[Tensor, ""]:
         """One dual step on the violation of these gates: FLoPS gives those before the primal step (B2), PA the aggregated ones (B3)."""
         if self.dual is not Dual.ASCENT:

@@ -25,11 +25,14 @@ def passes() -> ModuleType | None:
 
 def passes_over(*vectors: Tensor, size: int | None = None) -> ModuleType | None:
     """The compiled passes, if these vectors can take them; `size` is the length of the model where they are not as long."""
-    worth = (size or vectors[0].shape[-1]) >= LEAST
-    can = worth and all(v.dtype is torch.float32 and v.device.type == "cpu" and v.is_contiguous() for v in vectors)
-    return passes() if can else None
+    if (size or vectors[0].shape[-1]) < LEAST:
+        return None
+    for vector in vectors:
+        if vector.dtype is not torch.float32 or not vector.is_cpu or not vector.is_contiguous():
+            return None
+    return passes()
 
 
 def flat(vectors: Float32[Tensor, "..."]) -> Float32[np.ndarray, " n"]:
     """All numbers of a stack in a row."""
-    return vectors.view(-1).numpy()
+    return vectors.numpy().reshape(-1)

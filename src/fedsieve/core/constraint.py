@@ -48,6 +48,25 @@ def slope(
     return torch.ops.aten.sigmoid_backward(scale[..., None].expand_as(p), p)
 
 
+def descend(
+    shape: HardConcrete,
+    log_alpha: Float[Tensor, "k n"],
+    gradient: Float[Tensor, "k n"],
+    multiplier: Float[Tensor, " k"],
+    form: Form,
+    size: int,
+    rate: float,
+) -> Float[Tensor, "k n"]:
+    """log_alpha - eta_phi (gradient + lambda grad_phi L_con), inside its limits."""
+    if fast := passes_over(log_alpha, gradient):
+        found = torch.empty_like(log_alpha)
+        scale = multiplier if form is Form.COUNT else multiplier / size
+        fast.gate_step(log_alpha.numpy(), gradient.numpy(), shape.offset, scale.contiguous().numpy(), rate, LOG_ALPHA_LIMIT, found.numpy())
+        return found
+    turn = gradient + slope(shape, log_alpha, multiplier, form, size)
+    return log_alpha.sub(turn, alpha=rate).clamp_(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
+
+
 def ascend(multiplier: Float[Tensor, "*k"], violation: Float[Tensor, "*k"], rate: float) -> Float[Tensor, "*k"]:
     """One dual step: lambda + eta_lambda * gap, restarted at 0 once the constraint holds (L138, decision B2)."""
     return torch.where(violation > 0, multiplier + rate * violation, torch.zeros_like(multiplier))

@@ -88,7 +88,13 @@ def _counters(size: int) -> UInt64[np.ndarray, " n"]:
 
 def client_keys(base: int, clients: Sequence[int]) -> UInt64[np.ndarray, " k"]:
     """One key per client below a common key."""
-    return mix(np.uint64(base) + np.asarray(clients, dtype=np.int64).astype(np.uint64) * GOLDEN)
+    return mix(np.uint64(base) + _apart(tuple(clients)))
+
+
+@lru_cache(maxsize=256)
+def _apart(clients: tuple[int, ...]) -> UInt64[np.ndarray, " k"]:
+    """The counters of some clients: the same in every step."""
+    return np.asarray(clients, dtype=np.int64).astype(np.uint64) * GOLDEN
 
 
 def drawer(
