@@ -128,12 +128,12 @@ class FlopsPA(Gated):
         if self.message is Message.LOG_ALPHA:
             values = silenced(log_alpha, layout).gather(-1, support)
             packet.fields["log_alpha"] = round_values(values, self.bits, draw, "log_alpha", zero_free=False)
-            packet.scalars["rest_gate"] = mean_outside(log_alpha, support).to(torch.float32)
+            packet.scalars["rest_gate"] = mean_outside(log_alpha, support, layout.size).to(torch.float32)
         else:
             gate = self.gates(log_alpha, layout, draw, "message gates", self.message_gates).value
             gate = torch.cat((gate[..., : layout.gated], torch.ones_like(gate[..., layout.gated :])), dim=-1)
             packet.fields["gates"] = round_gates(gate.gather(-1, support), self.bits, draw, "gates")
-            packet.scalars["rest_gate"] = mean_outside(gate, support).clamp_min(self.rest_floor).to(torch.float32)
+            packet.scalars["rest_gate"] = mean_outside(gate, support, layout.size).clamp_min(self.rest_floor).to(torch.float32)
         return packet
 
     @property
@@ -189,6 +189,11 @@ class FlopsPA(Gated):
         )
 
     @property
+    def rest_alike(self) -> bool:
+        """Of weights that are not sent a message says one number; only gates drawn for it differ."""
+        return self.message is Message.LOG_ALPHA
+
+    @property
     def reply_fields(self) -> frozenset[str]:
         """Weights, what stands for their gates, and the rest gate."""
         return frozenset({"weights", self.gate_field, "rest_gate"})
@@ -236,7 +241,8 @@ class FlopsPA(Gated):
         return server
 
 
-def mean_outside(values: Float[Tensor, "*k p"], support: Int64[Tensor, "*k m"]) -> Float[Tensor, "*k"]:
-    """The mean of what was not chosen; 0 where everything was."""
-    outside = values.shape[-1] - support.shape[-1]
-    return (values.sum(-1) - values.gather(-1, support).sum(-1)) / outside if outside else torch.zeros_like(values[..., 0])
+def mean_outside(values: Float[Tensor, "*k n"], support: Int64[Tensor, "*k m"], size: int) -> Float[Tensor, "*k"]:
+    """The mean of what was not chosen of `size` values; 0 where everything was. The last of fewer values stands for those missing."""
+    outside = size - support.shape[-1]
+    total = values.sum(-1) + (size - values.shape[-1]) * values[..., -1]
+    return (total - values.gather(-1, support).sum(-1)) / outside if outside else torch.zeros_like(values[..., 0])

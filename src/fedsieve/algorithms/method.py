@@ -135,6 +135,11 @@ class Method:
         return False
 
     @property
+    def rest_alike(self) -> bool:
+        """Whether a client treats all weights alike that neither a sparse broadcast nor its rows speak of: one can stand for them."""
+        return False
+
+    @property
     def needs_smoothness(self) -> bool:
         """Only the capped step asks for L."""
         return self.step_rule is StepRule.CAPPED

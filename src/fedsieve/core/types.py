@@ -192,6 +192,11 @@ class Algorithm(Protocol):
         """Whether a local step compares all weights with each other."""
         ...
 
+    @property
+    def rest_alike(self) -> bool:
+        """Whether a client treats all weights alike that neither a sparse broadcast nor its rows speak of."""
+        ...
+
     def stackable(self, layout: Layout) -> bool:
         """Whether all clients' messages have one length."""
         ...

@@ -13,7 +13,7 @@ from fedsieve.core.packets import Packet
 from fedsieve.core.streams import client_keys, drawer, key
 from fedsieve.core.types import Clock
 from fedsieve.engines.party import Party
-from fedsieve.engines.rows import Deck, Rows, deal
+from fedsieve.engines.rows import Deck, Picked, Rows, deal
 from fedsieve.engines.sight import Sight
 
 
@@ -24,13 +24,22 @@ class Local(Party):
     rows: Rows
 
     def begin(self, packet: Packet, clock: Clock) -> Any:
-        """The state every client of a cohort begins with."""
-        return self.algorithm.client_init(packet, self.objective.layout, clock, self.dtype)
+        """What every client of a cohort begins with: a state, or the packet itself where each client opens only what it sees of it."""
+        layout = self.objective.layout
+        plain = packet.support is not None and not layout.free and layout.groups is None
+        if self.rows.sparse and plain and self.algorithm.rest_alike:
+            return packet
+        return self.algorithm.client_init(packet, layout, clock, self.dtype)
 
     def answer(self, begun: Any, clock: Clock, clients: list[int]) -> Packet:
         """Take the local steps from a common state, reply: a stack of packets."""
+        if isinstance(begun, Packet):
+            return self._sparse_answer(begun, clock, clients)
         advance = self._sparse_steps if self.rows.sparse else self._dense_steps
         state = advance(mapped(begun, lambda part: part.expand(len(clients), *part.shape).contiguous()), clock, clients)
+        return self._reply(state, clock, clients)
+
+    def _reply(self, state: Any, clock: Clock, clients: list[int]) -> Packet:
         return self.algorithm.client_reply(state, clock, self._draw(clock, self.algorithm.local_steps, clients))
 
     def _draw(self, clock: Clock, step: int, clients: list[int], at: Callable[[], np.ndarray] | None = None) -> Any:
@@ -58,39 +67,65 @@ class Local(Party):
         keys = client_keys(key(self.seed, "module", clock.round, clock.exchange, step), clients)
         return (keys >> np.uint64(1)).tolist()
 
+    def _sparse_answer(self, packet: Packet, clock: Clock, clients: list[int]) -> Packet:
+        """The reply of a client whose rows and broadcast are sparse: no vector as long as the model is made.
+
+        Off the features of its rows and of the broadcast all coordinates are alike, and one stands for them, behind those in sight.
+        Only where that one would be sent, the whole vector is needed.
+        """
+        layout, held = self.objective.layout, packet.support.numpy(force=True) % self.objective.features
+        picked = self._picked(clock, clients, held)
+        sight = Sight.over(self.objective, picked.features, self.device)
+        begun = mapped(self.algorithm.client_init(sight.packet(packet), layout, clock, self.dtype), lambda part: part[None])
+        whole = _long_parts(begun, sight.size + 1)
+        seen, steps = self._steps_in_sight(_each(lambda part: part[:, :-1], whole, begun), whole, picked, sight, clock, clients)
+        state = _each(lambda part, start: torch.cat((sight.in_order(part), start[:, -1:]), dim=-1), whole, seen, begun)
+        missed = torch.from_numpy(
+            np.append(np.tile(self.algorithm.local_steps - steps, self.objective.outputs), self.algorithm.local_steps)
+        )
+        reply = self._reply(self.algorithm.client_rest(state, missed.to(self.device, self.dtype)[None], clock), clock, clients)
+        if reply.support is None or bool((reply.support[:, -1] == sight.size).any()):
+            return self.answer(self.algorithm.client_init(packet, layout, clock, self.dtype), clock, clients)
+        return reply._replace(size=layout.size, support=sight.places(reply.support))
+
     def _sparse_steps(self, state: Any, clock: Clock, clients: list[int]) -> Any:
         """The same client step on a restriction: only coordinates of features in the batch have a gradient.
 
-        Restrict the state to the features of the round's rows, and for each step to those of its batch, step, put back; what steps do
-        to the others is done once, at the end (`client_rest`).
+        Restrict the state to the features of the round's rows, step, put back; what steps do to the others is done once, at the end
+        (`client_rest`).
         """
+        picked = self._picked(clock, clients, self._held(state) if self.algorithm.projects else None)
+        sight = Sight.over(self.objective, picked.features, self.device)
+        whole = _long_parts(state, self.objective.layout.size)
+        seen, taken = self._steps_in_sight(_each(sight.of, whole, state), whole, picked, sight, clock, clients)
+        steps = np.zeros(self.objective.features)
+        steps[sight.features] = taken
+        return self.algorithm.client_rest(_each(sight.back, whole, state, seen), self._missed(steps), clock)
+
+    def _picked(self, clock: Clock, clients: list[int], also: np.ndarray | None) -> Picked:
         (client,) = clients
+        return self.rows.pick(client, self._hands(deal(self.seed, clock, client, self.rows.examples(client))), also)
+
+    def _steps_in_sight(
+        self, seen: Any, whole: list[bool], picked: Picked, sight: Sight, clock: Clock, clients: list[int]
+    ) -> tuple[Any, np.ndarray]:
+        """Each step on the features of its batch; how many steps each feature in sight had."""
         algorithm, objective = self.algorithm, self.objective
-        deck = deal(self.seed, clock, client, self.rows.examples(client))
-        picked = self.rows.pick(client, self._hands(deck), self._held(state) if algorithm.projects else None)
-        sight = Sight.over(objective, picked.features, self.device)
-        whole = [isinstance(part, Tensor) and part.shape[-1:] == (objective.layout.size,) for part in state]
-
-        def each(function: Callable[..., Tensor], *states: Any) -> Any:
-            parts = zip(whole, *states, strict=True)
-            return type(state)(*(function(*part) if is_whole else part[0] for is_whole, *part in parts))
-
-        seen = each(sight.of, state)
         smoothness = self.rows.smoothness(clients) if algorithm.needs_smoothness else None
-        steps = np.zeros(objective.features)
+        steps = np.zeros(len(sight.features))
         for step in range(algorithm.local_steps):
             at, batch = picked.batch(step, self._kept(seen, sight) if algorithm.projects else None)
             where = torch.from_numpy(at).to(self.device)
             small = algorithm.client_step(
                 objective.restricted(len(at)),
-                each(partial(sight.narrow, where), seen),
+                _each(partial(sight.narrow, where), whole, seen),
                 batch._replace(smoothness=smoothness),
                 clock,
                 self._draw(clock, step, clients, partial(sight.coordinates, at)),
             )
-            seen = each(partial(sight.widen, where), seen, small)
-            steps[sight.features[at]] += 1
-        return algorithm.client_rest(each(sight.back, state, seen), self._missed(steps), clock)
+            seen = _each(partial(sight.widen, where), whole, seen, small)
+            steps[at] += 1
+        return seen, steps
 
     def _missed(self, seen: np.ndarray) -> Tensor:
         """How many steps had no gradient for each coordinate, (1, p), given how many had each feature; free ones always have."""
@@ -111,3 +146,14 @@ class Local(Party):
 def mapped(state: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """A state with a function applied to its tensors."""
     return type(state)(*(function(part) if isinstance(part, Tensor) else part for part in state))
+
+
+def _long_parts(state: Any, size: int) -> list[bool]:
+    """Which parts of a state are vectors of that size."""
+    return [isinstance(part, Tensor) and part.shape[-1:] == (size,) for part in state]
+
+
+def _each(function: Callable[..., Tensor], whole: list[bool], *states: Any) -> Any:
+    """A state with its long vectors replaced by a function of those of some states."""
+    parts = zip(whole, *states, strict=True)
+    return type(states[0])(*(function(*part) if is_whole else part[0] for is_whole, *part in parts))

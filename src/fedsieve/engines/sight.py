@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsieve.core.packets import Packet
 from fedsieve.core.types import Objective
 
 
@@ -23,6 +24,28 @@ class Sight(NamedTuple):
     def over(cls, objective: Objective, features: np.ndarray, device: str) -> "Sight":
         """Open the eyes."""
         return cls(objective, features, torch.from_numpy(features).to(device))
+
+    @property
+    def size(self) -> int:
+        """Weights in sight."""
+        return len(self.features) * self.objective.outputs
+
+    def packet(self, packet: Packet) -> Packet:
+        """A packet that speaks only of features in sight, as one of the vector in sight and one number more, of which it is silent."""
+        feature, output = (
+            part.numpy(force=True) for part in (packet.support % self.objective.features, packet.support // self.objective.features)
+        )
+        support = np.searchsorted(self.features, feature) * self.objective.outputs + output
+        return packet._replace(size=self.size + 1, support=torch.from_numpy(support).to(packet.support.device))
+
+    def in_order(self, part: Tensor) -> Tensor:
+        """A vector in sight, (1, n), in the order of the whole: output by output."""
+        return part.view(len(self.features), -1).T.reshape(1, -1)
+
+    def places(self, support: Tensor) -> Tensor:
+        """Where entries of a vector in order stand in the whole."""
+        output, place = support // len(self.features), support % len(self.features)
+        return output * self.objective.features + self.where[place]
 
     def of(self, whole: Tensor) -> Tensor:
         """The part of (1, p) that is in sight."""
