@@ -219,13 +219,12 @@ class FlopsPA(Gated):
 
     def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
         """theta and z averaged, theta~ = theta / z, phi from z (L183-186); what the broadcast left out is remembered (E5)."""
-        dtype = server.theta.dtype
-        sent = server.theta * (packet.dense("weights", dtype) != 0)
+        sent = packet.only(server.theta)
         by_gate = self.message is Message.GATES
         merged = self.merged(packet, replies, server.theta, clock, draw)
         gate = self.opening(merged["gate"], server.layout) if by_gate else merged["gate"]
         theta, moments = server_step(self, server.moments, sent, merged["theta"])
-        theta = theta + self.memory * (server.theta - sent)
+        theta = torch.add(theta, server.theta - sent, alpha=self.memory)
         log_alpha = self.settled(self.log_alpha_of(gate), server.layout)
         log_alpha = self.tighten(log_alpha, server.layout, self.message_density(clock))
         return server._replace(

@@ -114,6 +114,10 @@ class Packet(NamedTuple):
             return torch.ones(self.size, dtype=dtype)
         return torch.zeros(*self.support.shape[:-1], self.size, dtype=dtype, device=self.support.device).scatter(-1, self.support, 1.0)
 
+    def only(self, vector: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """A vector where the packet speaks, 0 where it is silent."""
+        return vector if self.support is None else torch.zeros_like(vector).scatter_(0, self.support, vector[self.support])
+
     def scalar(self, name: str, dtype: torch.dtype) -> Tensor:
         """A scalar in working precision."""
         return self.scalars[name].to(dtype)

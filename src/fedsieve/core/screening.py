@@ -81,10 +81,11 @@ def _is_finite(packet: Packet) -> bool:
 def _far(
     algorithm: Algorithm, packet: Packet, replies: Sequence[Reply], finite: Bool[Tensor, " k"], limit: float, dtype: torch.dtype
 ) -> Bool[Tensor, " k"]:
-    sent, stack = algorithm.read(packet, dtype), stacked(replies)
+    parts, stack = algorithm.said(packet.alone(), dtype), stacked(replies)
+    sent = {name: part.over(None, packet.size)[0] for name, part in parts.items() if name not in GATES}
     packets = [reply.packet.alone() for reply in replies] if stack is None else [stack]
     length = torch.cat([_distance(algorithm.said(said, dtype), sent, packet.size) for said in packets])
-    model = _distance({name: Part(part[None]) for name, part in sent.items()}, {}, packet.size)
+    model = _distance(parts, {}, packet.size)
     return (length > limit * length[finite].nanmedian()) & (length > model)
 
 

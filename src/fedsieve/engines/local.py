@@ -80,10 +80,7 @@ class Local(Party):
         whole = _long_parts(begun, sight.size + 1)
         seen, steps = self._steps_in_sight(_each(lambda part: part[:, :-1], whole, begun), whole, picked, sight, clock, clients)
         state = _each(lambda part, start: torch.cat((sight.in_order(part), start[:, -1:]), dim=-1), whole, seen, begun)
-        missed = torch.from_numpy(
-            np.append(np.tile(self.algorithm.local_steps - steps, self.objective.outputs), self.algorithm.local_steps)
-        )
-        reply = self._reply(self.algorithm.client_rest(state, missed.to(self.device, self.dtype)[None], clock), clock, clients)
+        reply = self._reply(self.algorithm.client_rest(state, self._missed(steps, alike=1), clock), clock, clients)
         if reply.support is None or bool((reply.support[:, -1] == sight.size).any()):
             return self.answer(self.algorithm.client_init(packet, layout, clock, self.dtype), clock, clients)
         return reply._replace(size=layout.size, support=sight.places(reply.support))
@@ -127,11 +124,14 @@ class Local(Party):
             steps[at] += 1
         return seen, steps
 
-    def _missed(self, seen: np.ndarray) -> Tensor:
-        """How many steps had no gradient for each coordinate, (1, p), given how many had each feature; free ones always have."""
+    def _missed(self, seen: np.ndarray, alike: int = 0) -> Tensor:
+        """How many steps had no gradient for each coordinate, (1, n), given how many had each feature.
+
+        Free coordinates always have one; those behind that stand for others never do.
+        """
         objective, steps = self.objective, self.algorithm.local_steps
         missed = torch.from_numpy(steps - seen).to(self.device, self.dtype).repeat(objective.outputs)
-        return torch.nn.functional.pad(missed, (0, objective.layout.free))[None] if objective.layout.free else missed[None]
+        return torch.cat((missed, missed.new_zeros(objective.layout.free), missed.new_full((alike,), steps)))[None]
 
     def _held(self, state: Any) -> np.ndarray:
         """Features with a weight that is not zero."""
