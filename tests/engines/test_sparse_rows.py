@@ -7,11 +7,12 @@ from scipy.sparse import csr_matrix
 
 from fedsieve.algorithms import METHODS, algorithm_class
 from fedsieve.algorithms.flops_pa import FlopsPA, GateNoise, Message
+from fedsieve.core.types import Clock
 from fedsieve.engines.batched import Batched
 from fedsieve.engines.loop import Loop
 from fedsieve.engines.rows import Rows
 from fedsieve.objectives.linear import Linear, Loss
-from fedsieve.train import Population, start, train
+from fedsieve.train import Population, first_broadcast, start, train
 
 FEATURES, LABELS = 120, 4
 OBJECTIVE = Linear(loss=Loss.MULTILABEL, features=FEATURES, outputs=LABELS)
@@ -64,6 +65,44 @@ def test_the_constraints_drift_reaches_gates_no_row_touched(dual_rate, close):
 def test_engines_agree_on_sparse_rows(name):
     algorithm = algorithm_class(name)(density=0.05, steps=6, batch=8)
     assert torch.equal(outcome(algorithm, True, Loop)[0], outcome(algorithm, True, Batched)[0])
+
+
+def party(algorithm):
+    x, y = matrix()
+    rows = Rows(csr_matrix(x), torch.from_numpy(y), COUNTS, OBJECTIVE, algorithm.batch_rows)
+    return Batched(algorithm=algorithm, objective=OBJECTIVE, rows=rows, seed=2, fingerprint=1, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("bits", [8, 32])
+def test_what_a_client_does_not_see_is_one_number_and_its_reply_the_same(bits):
+    algorithm = FlopsPA(density=0.05, steps=6, batch=8, bits=bits)
+    engine, clock = party(algorithm), Clock(1, 5)
+    packet = first_broadcast(algorithm, OBJECTIVE, 2, clock, torch.float64)
+    begun = engine.begin(packet, clock)
+    assert begun is packet
+    lengths = []
+    with pytest.MonkeyPatch.context() as patch:
+        reply_of = FlopsPA.client_reply
+        patch.setattr(
+            FlopsPA, "client_reply", lambda self, state, *rest: lengths.append(len(state.weights[0])) or reply_of(self, state, *rest)
+        )
+        short = engine.answer(begun, clock, [3])
+        whole = engine.answer(algorithm.client_init(packet, OBJECTIVE.layout, clock, torch.float64), clock, [3])
+    assert lengths[0] < lengths[1] == OBJECTIVE.layout.size
+    assert torch.equal(short.support, whole.support) and short.size == whole.size
+    for name in short.fields:
+        torch.testing.assert_close(*(each.fields[name].decode(torch.float64) for each in (short, whole)), atol=1e-12, rtol=1e-6)
+    torch.testing.assert_close(short.scalars["rest_gate"], whole.scalars["rest_gate"])
+
+
+def test_a_broken_rest_gate_stays_visible():
+    algorithm = FlopsPA(density=0.05, steps=6, batch=8)
+    engine, clock = party(algorithm), Clock(1, 5)
+    packet = first_broadcast(algorithm, OBJECTIVE, 2, clock, torch.float64)
+    packet.scalars["rest_gate"] = torch.tensor(torch.nan)
+    reply = engine.answer(engine.begin(packet, clock), clock, [3])
+    assert int(reply.support.max()) < OBJECTIVE.layout.size
+    assert reply.scalars["rest_gate"].isnan().all()
 
 
 def test_only_touched_features_are_made_dense():

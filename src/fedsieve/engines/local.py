@@ -71,7 +71,7 @@ class Local(Party):
         """The reply of a client whose rows and broadcast are sparse: no vector as long as the model is made.
 
         Off the features of its rows and of the broadcast all coordinates are alike, and one stands for them, behind those in sight.
-        Only where that one would be sent, the whole vector is needed.
+        Only where that one would be sent, as its gate is broken, the whole vector is needed.
         """
         layout, held = self.objective.layout, packet.support.numpy(force=True) % self.objective.features
         picked = self._picked(clock, clients, held)
@@ -81,7 +81,7 @@ class Local(Party):
         seen, steps = self._steps_in_sight(_each(lambda part: part[:, :-1], whole, begun), whole, picked, sight, clock, clients)
         state = _each(lambda part, start: torch.cat((sight.in_order(part), start[:, -1:]), dim=-1), whole, seen, begun)
         reply = self._reply(self.algorithm.client_rest(state, self._missed(steps, alike=1), clock), clock, clients)
-        if reply.support is None or bool((reply.support[:, -1] == sight.size).any()):
+        if int(reply.support[0, -1]) == sight.size:
             return self.answer(self.algorithm.client_init(packet, layout, clock, self.dtype), clock, clients)
         return reply._replace(size=layout.size, support=sight.places(reply.support))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from math import prod
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ class Rows:
     @property
     def width(self) -> int:
         """Numbers in a row."""
-        return int(np.prod(self.x.shape[1:]))
+        return prod(self.x.shape[1:])
 
     def examples(self, client: int) -> int:
         """n_k."""
