@@ -152,7 +152,7 @@ def learning_rates(scale: Scale) -> Study:
         for what, rate, options in sweep:
             label = {"task": "lr", "method": "flops-pa", "setting": rule, "sweep": what, "rate": rate}
             run = generated(scale, "lr", "flops-pa", step_rule=StepRule(rule), **options, **averaging(scale))
-            cells.append(Cell(label=label, run=run, seeds=scale.sweep_seeds))
+            cells.append(Cell(label=label, run=run, seeds=scale.seeds))
     return study("learning-rates", scale, cells)
 
 
@@ -242,5 +242,5 @@ def starts(scale: Scale) -> Study:
                 for prune in (0.0, 0.5):
                     label = {"task": "lr", "method": method, "start": start, "r": strength, "prune start": prune}
                     options = {"initial_logit_density": start, "scaling_rate": strength, "prune_start": prune}
-                    cells.append(Cell(label=label, run=generated(scale, "lr", method, **options, **share), seeds=scale.sweep_seeds))
+                    cells.append(Cell(label=label, run=generated(scale, "lr", method, **options, **share), seeds=scale.seeds))
     return study("starts", scale, cells)

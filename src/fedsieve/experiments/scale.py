@@ -11,7 +11,7 @@ class ScaleName(StrEnum):
     SMOKE = "smoke"
     """tiny rows and few rounds: shows that everything runs, no number means anything"""
     SHORT = "short"
-    """full-size generated tasks, 5 seeds (sweeps 3, many instances 10); real data with 3 seeds and 50 rounds"""
+    """full-size generated tasks, 5 seeds (many instances 10, attacks and other settings 3); real data with 3 seeds and 50 rounds"""
     PAPER = "paper"
     """10 seeds, 50 for the figure over many instances, real data with all rounds"""
 
@@ -24,7 +24,7 @@ class Scale:
     seeds: Sequence[int]
     """of generated tasks; none of them was used for tuning"""
     sweep_seeds: Sequence[int]
-    """of sweeps, which have many cells"""
+    """of studies with many cells that are not the paper's"""
     instances: Sequence[int]
     """of the figure over many random instances"""
     real_seeds: Sequence[int]
