@@ -6,11 +6,12 @@ the bit, gates to a few units in the last place. Compiled once a machine and kep
 
 import numba
 import numpy as np
-from numba import boolean, float32, float64, int8, int32, int64, uint64, void
+from numba import boolean, float32, float64, int8, int32, int64, types, uint64, void
+from numba.extending import intrinsic
 
 F, WORD, U = np.float32, np.int32, np.uint64
 LN2_HIGH, LN2_LOW = F(0.693359375), F(-2.12194440e-4)
-ROW, TABLE, IMAGES = float32[::1], float32[:, ::1], float32[:, :, ::1]
+ROW, TABLE, IMAGES, BATCH = float32[::1], float32[:, ::1], float32[:, :, ::1], float32[:, :, :, ::1]
 
 
 def compiled(*signature, reassociate=False):
@@ -27,6 +28,17 @@ def compiled(*signature, reassociate=False):
             return numba.njit(void(*signature), **options)(function)
 
     return compile
+
+
+@intrinsic
+def wide(_):
+    """Called in a pass: use vectors as wide as the machine has, where LLVM would hold to half of them (AVX-512)."""
+
+    def mark(context, builder, *_):
+        set.add(builder.function.attributes, '"prefer-vector-width"="512"')  # llvmlite itself adds only names without a value
+        return context.get_dummy_value()
+
+    return types.void(), mark
 
 
 @numba.njit(error_model="numpy")
@@ -68,6 +80,7 @@ def exponential(x):
 @compiled(uint64[::1], uint64[::1], TABLE)
 def uniforms(keys, counters, out):
     """See `streams.uniforms`."""
+    wide()
     for k in range(len(keys)):
         for i in range(len(counters)):
             x = keys[k] + counters[i]
@@ -79,6 +92,7 @@ def uniforms(keys, counters, out):
 @compiled(ROW, ROW, float32, float32, float32, float32, ROW, ROW)
 def sampled_gates(log_alpha, noise, margin, temperature, low, high, value, slope):
     """See `gates.sample`."""
+    wide()
     width, peak = high - low, (high - low) / temperature
     for i in range(len(log_alpha)):
         u = min(max(noise[i], margin), F(1) - margin)
@@ -91,6 +105,7 @@ def sampled_gates(log_alpha, noise, margin, temperature, low, high, value, slope
 @compiled(ROW, float32, float32, float32, ROW, ROW)
 def median_gates(log_alpha, temperature, low, high, value, slope):
     """See `gates.deterministic`."""
+    wide()
     width, peak = high - low, (high - low) / temperature
     for i in range(len(log_alpha)):
         s = F(1) / (F(1) + exponential(-log_alpha[i] / temperature))
@@ -102,6 +117,7 @@ def median_gates(log_alpha, temperature, low, high, value, slope):
 @compiled(ROW, ROW, float32, float32, float32, float32, ROW)
 def magnitudes(weights, log_alpha, temperature, low, high, least, out):
     """See `gates.magnitude`."""
+    wide()
     for i in range(len(weights)):
         z = (high - low) / (F(1) + exponential(-log_alpha[i] / temperature)) + low
         out[i] = abs(weights[i] * min(max(z, least), F(1)))
@@ -110,6 +126,7 @@ def magnitudes(weights, log_alpha, temperature, low, high, least, out):
 @compiled(TABLE, float32, float32[::1], TABLE)
 def constraint_slope(log_alpha, offset, multiplier, out):
     """See `constraint.slope`."""
+    wide()
     for k in range(len(log_alpha)):
         for i in range(log_alpha.shape[1]):
             p = F(1) / (F(1) + exponential(-(log_alpha[k, i] + offset)))
@@ -240,32 +257,106 @@ def larger(value, best):
     return (value > best) | (value != value)
 
 
-@compiled(IMAGES, IMAGES, int8[:, :, ::1])
+@compiled(BATCH, BATCH, int8[:, :, :, ::1])
 def max_pool(images, out, winner):
     """The largest of each 2 x 2 square, and which of the four it is, the first of equals."""
-    for n in range(len(images)):
+    for c in range(len(out)):
         for i in range(out.shape[1]):
-            above, below = images[n, 2 * i], images[n, 2 * i + 1]
             for j in range(out.shape[2]):
-                best, place = above[2 * j], int8(0)
-                wins = larger(above[2 * j + 1], best)
-                best, place = (above[2 * j + 1] if wins else best), (int8(1) if wins else place)
-                wins = larger(below[2 * j], best)
-                best, place = (below[2 * j] if wins else best), (int8(2) if wins else place)
-                wins = larger(below[2 * j + 1], best)
-                out[n, i, j] = below[2 * j + 1] if wins else best
-                winner[n, i, j] = int8(3) if wins else place
+                one, two = images[c, 2 * i, 2 * j], images[c, 2 * i, 2 * j + 1]
+                three, four = images[c, 2 * i + 1, 2 * j], images[c, 2 * i + 1, 2 * j + 1]
+                largest, which = out[c, i, j], winner[c, i, j]
+                for n in range(len(largest)):
+                    best, place = one[n], int8(0)
+                    wins = larger(two[n], best)
+                    best, place = (two[n] if wins else best), (int8(1) if wins else place)
+                    wins = larger(three[n], best)
+                    best, place = (three[n] if wins else best), (int8(2) if wins else place)
+                    wins = larger(four[n], best)
+                    largest[n], which[n] = (four[n] if wins else best), (int8(3) if wins else place)
 
 
-@compiled(IMAGES, int8[:, :, ::1], IMAGES)
+@compiled(BATCH, int8[:, :, :, ::1], BATCH)
 def max_pool_back(slope, winner, out):
     """The derivative, where each square's largest stood; zero elsewhere."""
-    for n in range(len(slope)):
+    for c in range(len(slope)):
         for i in range(slope.shape[1]):
-            above, below = out[n, 2 * i], out[n, 2 * i + 1]
             for j in range(slope.shape[2]):
-                value, place = slope[n, i, j], winner[n, i, j]
-                above[2 * j] = value if place == 0 else F(0)
-                above[2 * j + 1] = value if place == 1 else F(0)
-                below[2 * j] = value if place == 2 else F(0)
-                below[2 * j + 1] = value if place == 3 else F(0)
+                value, which = slope[c, i, j], winner[c, i, j]
+                for place in range(4):
+                    there = out[c, 2 * i + place // 2, 2 * j + place % 2]
+                    for n in range(len(value)):
+                        there[n] = value[n] if which[n] == place else F(0)
+
+
+@compiled(ROW, int64[::1], int64, TABLE, ROW, IMAGES)
+def convolve(images, reads, step, weights, bias, out):
+    """See `objectives.images`: each row of an output, a sum of rows of the images; four at a time, as the sum is read and written."""
+    wide()
+    size, length = len(reads), out.shape[2]
+    for i in range(out.shape[1]):
+        rest = images[i * step :]
+        for c in range(len(out)):
+            out[c, i] = bias[c]
+        for t in range(0, size - 3, 4):
+            one, two, three, four = rest[reads[t] :], rest[reads[t + 1] :], rest[reads[t + 2] :], rest[reads[t + 3] :]
+            for c in range(len(out)):
+                total = out[c, i]
+                w, x, y, z = weights[c, t], weights[c, t + 1], weights[c, t + 2], weights[c, t + 3]
+                for j in range(length):
+                    total[j] += w * one[j] + x * two[j] + y * three[j] + z * four[j]
+        for t in range(size - size % 4, size):
+            one = rest[reads[t] :]
+            for c in range(len(out)):
+                total, w = out[c, i], weights[c, t]
+                for j in range(length):
+                    total[j] += w * one[j]
+
+
+@compiled(ROW, int64[::1], int64, IMAGES, TABLE, reassociate=True)
+def convolve_weights(images, reads, step, slope, out):
+    """The derivative in the weights, added to zeros: products of each row of the slope with the rows it was made of."""
+    wide()
+    size, length = len(reads), slope.shape[2]
+    for i in range(slope.shape[1]):
+        rest = images[i * step :]
+        for t in range(0, size - 3, 4):
+            one, two, three, four = rest[reads[t] :], rest[reads[t + 1] :], rest[reads[t + 2] :], rest[reads[t + 3] :]
+            for c in range(len(slope)):
+                by, w, x, y, z = slope[c, i], F(0), F(0), F(0), F(0)
+                for j in range(length):
+                    w += by[j] * one[j]
+                    x += by[j] * two[j]
+                    y += by[j] * three[j]
+                    z += by[j] * four[j]
+                out[c, t] += w
+                out[c, t + 1] += x
+                out[c, t + 2] += y
+                out[c, t + 3] += z
+        for t in range(size - size % 4, size):
+            one = rest[reads[t] :]
+            for c in range(len(slope)):
+                by, w = slope[c, i], F(0)
+                for j in range(length):
+                    w += by[j] * one[j]
+                out[c, t] += w
+
+
+@compiled(IMAGES, int64[::1], int64, TABLE, ROW)
+def convolve_back(slope, reads, step, weights, out):
+    """The derivative in the images, added to zeros: each row of the slope to the rows it was made of, four channels at a time."""
+    wide()
+    channels, length = len(slope), slope.shape[2]
+    for i in range(slope.shape[1]):
+        rest = out[i * step :]
+        for t in range(len(reads)):
+            total = rest[reads[t] :]
+            for c in range(0, channels - 3, 4):
+                one, two, three, four = slope[c, i], slope[c + 1, i], slope[c + 2, i], slope[c + 3, i]
+                w, x, y, z = weights[c, t], weights[c + 1, t], weights[c + 2, t], weights[c + 3, t]
+                for j in range(length):
+                    total[j] += w * one[j] + x * two[j] + y * three[j] + z * four[j]
+            for c in range(channels - channels % 4, channels):
+                one, w = slope[c, i], weights[c, t]
+                for j in range(length):
+                    total[j] += w * one[j]

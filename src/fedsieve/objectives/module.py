@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatch
+from functools import cached_property
 from math import prod
 
 import torch
@@ -16,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsieve.core.streams import Draw
 from fedsieve.core.types import Batch, Layout
-from fedsieve.objectives.pooling import Pooling
+from fedsieve.objectives.images import Compiled, keeps_order
 
 LOOPED = (nn.modules.conv._ConvNd, nn.RNNBase, nn.modules.dropout._DropoutNd, nn.MultiheadAttention)
 """Modules for which one client after another is faster than vmap, or vmap cannot do them."""
@@ -106,6 +107,11 @@ class Module:
         groups = None if self.group is Group.WEIGHT else numbered([places[name][1] for name in gated], self.group, at - size)
         object.__setattr__(self, "layout", Layout(at, {name: places[name] for name in gated}, at - size, groups))
 
+    @cached_property
+    def orderly(self) -> bool:
+        """Compiled convolutions pay."""
+        return keeps_order(self.module)
+
     @property
     def random(self) -> bool:
         """A step may need noise of its own (dropout, in a layer or in a forward), so it always gets some."""
@@ -145,7 +151,7 @@ class Module:
 
     def _one(self, theta: Float[Tensor, " p"], x: Tensor, y: Tensor, key: int | None) -> tuple[Float[Tensor, ""], Float[Tensor, " p"]]:
         leaves = {name: part.detach().requires_grad_() for name, part in self.named(theta).items()}
-        with seeded(key, theta.device), Pooling():
+        with seeded(key, theta.device), Compiled(convolutions=self.orderly):
             loss = self._value(leaves, x, y)
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return loss.detach(), torch.cat([gradient.reshape(-1) for gradient in gradients])
