@@ -136,6 +136,7 @@ def constraint_slope(log_alpha, offset, multiplier, out):
 @compiled(TABLE, TABLE, float32, float32[::1], float32, float32, TABLE)
 def gate_step(log_alpha, gradient, offset, multiplier, rate, limit, out):
     """See `constraint.descend`."""
+    wide()
     for k in range(len(log_alpha)):
         for i in range(log_alpha.shape[1]):
             p = F(1) / (F(1) + exponential(-(log_alpha[k, i] + offset)))
