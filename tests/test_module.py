@@ -111,6 +111,24 @@ def test_modules_of_every_kind_learn(kind):
     assert int((theta != 0).sum()) == objective.layout.size // 2
 
 
+@pytest.mark.parametrize("kind", MODULES)
+def test_outputs_at_other_parameters_are_those_of_a_module_that_has_them(kind):
+    build, shape, integers = MODULES[kind]
+    objective, other = Module(module=build()), build().eval()
+    own = objective.flat(objective.module)
+    x, _ = rows_of(shape, integers=integers)
+    torch.testing.assert_close(objective.predict(objective.flat(other), x), other(x).detach())
+    assert torch.equal(objective.flat(objective.module), own)
+
+
+def test_a_module_has_its_own_parameters_again_after_a_call_that_failed():
+    module = nn.Sequential(nn.Linear(5, 3), nn.Linear(4, 2))
+    own = list(module.parameters())
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        Module(module=module).predict(torch.zeros(28), torch.zeros(1, 5))
+    assert all(part is before for part, before in zip(module.parameters(), own, strict=True))
+
+
 @pytest.mark.parametrize("kind", ["dropout", "group norm"])
 def test_both_engines_train_modules_alike_and_dropout_repeats(kind):
     build, shape, _ = MODULES[kind]

@@ -11,7 +11,7 @@ from math import prod
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import grad_and_value, vmap
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -133,10 +133,29 @@ class Module:
 
     def named(self, theta: Float[Tensor, "*k p"]) -> dict[str, Tensor]:
         """The flat vector as the module's parameters, (*k, ...)."""
-        return {name: theta[..., part].view(*theta.shape[:-1], *shape) for name, (part, shape) in self.places.items()}
+        parts = theta.split([part.stop - part.start for part, _ in self.places.values()], dim=-1)
+        return {name: part.view(*theta.shape[:-1], *shape) for part, (name, (_, shape)) in zip(parts, self.places.items(), strict=True)}
+
+    @cached_property
+    def homes(self) -> list[tuple[dict[str, Tensor | None], str, str]]:
+        """Where the module keeps each parameter, a tied one in several places, and its name."""
+        names = {part: name for name, part in self.module.named_parameters()}
+        held = [(part._parameters, key, names.get(value)) for part in self.module.modules() for key, value in part._parameters.items()]
+        return [(home, key, name) for home, key, name in held if name in self.places]
+
+    def _outputs(self, named: dict[str, Tensor], x: Tensor) -> Tensor:
+        """The module's outputs at other parameters, put in place for the call; `functional_call` takes a tenth of a small step to do so."""
+        own = [home[key] for home, key, _ in self.homes]
+        try:
+            for home, key, name in self.homes:
+                home[key] = named[name]
+            return self.module(x)
+        finally:
+            for (home, key, _), part in zip(self.homes, own, strict=True):
+                home[key] = part
 
     def _value(self, named: dict[str, Tensor], x: Tensor, y: Tensor) -> Float[Tensor, ""]:
-        return self.loss(functional_call(self.module, named, (x,)), y)
+        return self.loss(self._outputs(named, x), y)
 
     def gradient(self, theta: Float[Tensor, "k p"], batch: Batch) -> tuple[Float[Tensor, " k"], Float[Tensor, "k p"]]:
         """Mean loss and gradient of each client of the stack; in the parameters one by one, as a slice's derivative is as long as theta."""
@@ -162,7 +181,7 @@ class Module:
         self.module.eval()
         try:
             with torch.no_grad():
-                return torch.cat([functional_call(self.module, self.named(theta), (rows,)) for rows in x.split(ROWS_AT_ONCE)])
+                return torch.cat([self._outputs(self.named(theta), rows) for rows in x.split(ROWS_AT_ONCE)])
         finally:
             for part in training:
                 part.training = True
