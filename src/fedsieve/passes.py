@@ -35,7 +35,8 @@ def wide(_):
     """Called in a pass: use vectors as wide as the machine has, where LLVM would hold to half of them (AVX-512)."""
 
     def mark(context, builder, *_):
-        set.add(builder.function.attributes, '"prefer-vector-width"="512"')  # llvmlite itself adds only names without a value
+        if isinstance(attributes := builder.function.attributes, set):  # llvmlite itself adds only names without a value
+            set.add(attributes, '"prefer-vector-width"="512"')
         return context.get_dummy_value()
 
     return types.void(), mark
