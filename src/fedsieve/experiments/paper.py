@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from fedsieve.algorithms import algorithm_class
+from fedsieve.algorithms.flops_pa import GateNoise
 from fedsieve.core.aggregation import Weighting
 from fedsieve.core.optimizers import StepRule
 from fedsieve.data.synthetic import Shift, Synthetic
@@ -232,8 +233,12 @@ def communication(scale: Scale) -> Study:
 
 
 def starts(scale: Scale) -> Study:
-    """rho_init x r x prune start on LR. Each method's usual scaling rate and five times as much (FLoPS: a fifth)."""
+    """rho_init x r x prune start on LR. Each method's usual scaling rate and five times as much (FLoPS: a fifth).
+
+    FLoPS-PA samples its gates in local steps here: below rho_init .17 every median gate is closed, and nothing would ever open it.
+    """
     rates = {"flops": (0.1, 0.5), "flops-pa": (0.02, 0.1)}
+    sampled = {"flops": {}, "flops-pa": {"step_gates": GateNoise.SAMPLED}}
     cells = []
     for method, strengths in rates.items():
         share = epochs(scale) if method == "flops" else averaging(scale)
@@ -241,6 +246,6 @@ def starts(scale: Scale) -> Study:
             for strength in strengths:
                 for prune in (0.0, 0.5):
                     label = {"task": "lr", "method": method, "start": start, "r": strength, "prune start": prune}
-                    options = {"initial_logit_density": start, "scaling_rate": strength, "prune_start": prune}
+                    options = {"initial_logit_density": start, "scaling_rate": strength, "prune_start": prune, **sampled[method]}
                     cells.append(Cell(label=label, run=generated(scale, "lr", method, **options, **share), seeds=scale.seeds))
     return study("starts", scale, cells)

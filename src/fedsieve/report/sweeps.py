@@ -1,8 +1,10 @@
 """The figures of studies that vary something: rates, starts, what is sent, the constraint."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from fedsieve.experiments import results
 from fedsieve.experiments.results import Row
@@ -21,44 +23,46 @@ def learning_rates(rows: Rows, folder: Path) -> list[Path]:
         for axes, (sweep, title) in zip(panels, sweeps.items(), strict=True):
             for colour, rule in zip(ORDER, rules, strict=False):
                 cells = grouped(results.where(rows, sweep=sweep, setting=rule))
-                cells.sort(key=lambda group: group[0]["label"]["rate"])
-                good = [(g[0]["label"]["rate"], results.mean_sd(g, "value")) for g in cells if not results.failures(g)]
-                bad = [g[0]["label"]["rate"] for g in cells if results.failures(g)]
-                means = [max(found["mean"], -0.05) for _, found in good]
-                sds = [found["sd"] or 0 for _, found in good]
-                axes.errorbar([rate for rate, _ in good], means, yerr=sds, fmt="o-", ms=3.5, capsize=2, color=colour, label=f"{rule} step")
-                axes.plot(bad, [-0.03 - 0.03 * rules.index(rule)] * len(bad), "x", color=colour)
+                _swept(axes, cells, "rate", -0.03 - 0.03 * rules.index(rule), color=colour, label=f"{rule} step")
             axes.set(xscale="log", xlabel=title, ylim=(-0.12, 1.03))
         panels[0].set_ylabel("test R², LR")
         found = {text: handle for handle, text in zip(*panels[0].get_legend_handles_labels(), strict=True)}
         seeds = count(rows)
-        title = f"points: mean ± 1 sd, seeds: {seeds}, none below -.05; crosses: a run diverged"
-        made.legend(list(found.values()), list(found), loc="outside lower center", ncols=3, title=title, title_fontsize=8.0)
+        made.legend(list(found.values()), list(found), loc="outside lower center", ncols=3, title=_points(seeds), title_fontsize=8.0)
     return [folder / "learning-rates.png"]
 
 
+def _points(seeds: int) -> str:
+    return f"points: mean ± 1 sd, seeds: {seeds}, none below -.05; crosses: a run diverged"
+
+
+def _swept(axes: Axes, cells: list[Rows], along: str, bottom: float, **style: Any) -> None:
+    """Means over what is swept; a cross at the bottom where a run failed."""
+    cells = sorted(cells, key=lambda group: group[0]["label"][along])
+    good = [(g[0]["label"][along], results.mean_sd(g, "value")) for g in cells if not results.failures(g)]
+    bad = [g[0]["label"][along] for g in cells if results.failures(g)]
+    means = [max(found["mean"], -0.05) for _, found in good]
+    sds = [found["sd"] or 0 for _, found in good]
+    axes.errorbar([place for place, _ in good], means, yerr=sds, fmt="o-", ms=3.5, capsize=2, **style)
+    axes.plot(bad, [bottom] * len(bad), "x", color=style["color"])
+
+
 def starts(rows: Rows, folder: Path) -> list[Path]:
-    """R2 over rho_init for each scaling rate and prune start."""
+    """R2 over rho_init for each scaling rate and prune start; a cross at the bottom where a run failed."""
     methods = list(dict.fromkeys(row["label"]["method"] for row in rows))
     with figure(folder / "starts", 7.2, 3.9) as made:
-        for axes, method in zip(panels_of(made, len(methods)), methods, strict=True):
+        panels = panels_of(made, len(methods))
+        for axes, method in zip(panels, methods, strict=True):
             part = results.where(rows, method=method)
             settings = list(dict.fromkeys((row["label"]["r"], row["label"]["prune start"]) for row in part))
             for colour, (strength, prune) in zip(ORDER, settings, strict=False):
                 cells = grouped(results.where(part, r=strength, **{"prune start": prune}))
-                found = [(g[0]["label"]["start"], results.mean_sd(g, "value")) for g in cells if results.done(g)]
-                values = [max(f["mean"], -0.05) for _, f in found]
-                style = {
-                    "fmt": "o-",
-                    "ms": 3.5,
-                    "capsize": 2,
-                    "color": colour,
-                    "label": f"r = {strength:g}, from {prune:.0%} of the rounds",
-                }
-                axes.errorbar([s for s, _ in found], values, yerr=[f["sd"] or 0 for _, f in found], **style)
-            axes.set(title=NAMES[method], xlabel=r"$\rho_{init}$, from sparse to dense starts", ylabel="test R², LR", ylim=(-0.08, 1.03))
-            title = f"points: mean ± 1 sd, seeds: {count(part)}"
-            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), title=title, title_fontsize=8.0)
+                bottom = -0.06 - 0.03 * settings.index((strength, prune))
+                _swept(axes, cells, "start", bottom, color=colour, label=f"r = {strength:g}, from {prune:.0%} of the rounds")
+            axes.set(title=NAMES[method], xlabel=r"$\rho_{init}$, from sparse to dense starts", xlim=(0, 1), ylim=(-0.2, 1.03))
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2))
+        panels[0].set_ylabel("test R², LR")
+        made.suptitle(_points(count(rows)), fontsize=8.0)
     return [folder / "starts.png"]
 
 
