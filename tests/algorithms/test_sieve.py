@@ -1,11 +1,15 @@
 """sieve: the gate's gradient is a saliency, two numbers speak for all gates, the residual keeps evidence, the constraint holds."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from fedsieve.algorithms.sieve import Ending, Sieve, Uplink
 from fedsieve.core import gates
+from fedsieve.core.noise import Noise
 from fedsieve.core.packets import Coding
+from fedsieve.core.selection import Schedule, total_kept
 from fedsieve.core.streams import drawer, server_drawer
 from fedsieve.core.types import Batch, Clock, Reply
 from fedsieve.data.synthetic import Synthetic
@@ -82,6 +86,50 @@ def test_what_nobody_speaks_of_is_remembered_and_what_is_spoken_of_moves_by_the_
     sent = packet.dense("weights", torch.float64)
     expected = sent + SIEVE.server_rate * reply.dense("update", torch.float64) + SIEVE.memory * (server.weights - sent)
     torch.testing.assert_close(after.weights, expected)
+
+
+def carried(sieve, rows=8.0):
+    """How many of 120 weights the broadcast of each of ten rounds carries, after rounds of so many rows; one of all names no positions."""
+    server = start(sieve, MODEL, 3, torch.float64)._replace(rows=torch.tensor(rows))
+    packets = [sieve.broadcast(server, Clock(number, 10), server_drawer(3, number, 0, torch.float64, "cpu")) for number in range(10)]
+    return [packet.fields["weights"].codes.numel() for packet in packets]
+
+
+def test_where_rows_are_few_half_as_many_weights_again_are_on_trial_and_fewer_each_round_until_the_search_ends():
+    assert carried(SIEVE) == [18, 17, 16, 15, 15, 14, 13, 12, 12, 12]
+    assert carried(replace(SIEVE, density=0.8)) == [120, 120, 120, 120, 120, 114, 108, 102, 96, 96]
+
+
+@pytest.mark.parametrize(("sieve", "rows"), [(SIEVE, 10.0), (SIEVE, 0.0), (replace(SIEVE, uplink=Uplink.WEIGHTS), 8.0)])
+def test_with_rows_enough_or_unknown_or_where_weights_travel_nothing_is_on_trial(sieve, rows):
+    assert set(carried(sieve, rows)) == {12}
+
+
+def test_under_a_falling_schedule_messages_are_the_schedules():
+    falling = replace(SIEVE, schedule=Schedule.CUBIC, start_density=0.3)
+    assert carried(falling) == [total_kept(falling.message_budget(MODEL.layout, Clock(number, 10))) for number in range(10)]
+
+
+@pytest.mark.parametrize(("private", "rows"), [(None, 12), (Noise(1.0, 1.0, 1.0, 2), 0)])
+def test_the_server_knows_the_mean_of_the_rows_its_rounds_had_unless_clients_are_hidden(private, rows):
+    server, packet, client = begun()
+    reply = SIEVE.client_reply(stepped(client), SEARCH, draw(step=4)).at(0)
+    for number, counts in enumerate(((3, 5), (7, 9))):
+        replies = [Reply(i, reply, count) for i, count in enumerate(counts)]
+        noise = server_drawer(3, number, 0, torch.float64, "cpu")
+        server = replace(SIEVE, private=private).aggregate(server, packet, replies, Clock(number, 10), noise)
+    assert server.rows == rows
+
+
+@pytest.mark.parametrize("ending", Ending)
+def test_what_is_on_trial_in_the_last_round_of_the_search_does_not_count_when_it_ends(ending):
+    sieve, last = replace(SIEVE, ending=ending), Clock(4, 6)
+    server, packet, client = begun(last)
+    server = server._replace(rows=torch.tensor(8.0, dtype=torch.float64))
+    reply = SIEVE.client_reply(stepped(client, last), last, draw(step=4)).at(0)
+    after = sieve.aggregate(server, packet, [Reply(i, reply, 1) for i in range(5)], last, draw())
+    assert sieve.sent(after, last) > 0.1
+    assert float(sieve.info(after)["expected_density"]) == pytest.approx(0.1, rel=0.05)
 
 
 @pytest.mark.usefixtures("few_test_rows")

@@ -1,7 +1,8 @@
 """sieve: gates learn inside each client's round which weights matter, and cost two numbers a message (docs/theory.md).
 
 First part of the rounds, searching: the uplink carries the signs of the largest *updates*, several times as many as the model keeps,
-and the server remembers what it does not send. Last part, polishing: the support stands, the uplink carries its updates as numbers.
+the downlink weights on trial beside those it keeps, and the server remembers what it does not send. Last part, polishing: the support
+stands, the uplink carries its updates as numbers.
 """
 
 from collections.abc import Sequence
@@ -14,13 +15,13 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from fedsieve.algorithms.gated import facts, opened
-from fedsieve.algorithms.method import Method, above_zero, at_least, exactly, fraction
+from fedsieve.algorithms.method import Method, above_zero, at_least, exactly, examples, fraction
 from fedsieve.core import constraint, gates, optimizers, selection
 from fedsieve.core.aggregation import Weighting
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT, HardConcrete
 from fedsieve.core.optimizers import Moments, no_moments
 from fedsieve.core.packets import Packet, round_signs, sparse_packet
-from fedsieve.core.selection import total_kept
+from fedsieve.core.selection import Schedule, total_kept
 from fedsieve.core.streams import Draw
 from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
 
@@ -33,6 +34,10 @@ ENOUGH = 5
 """Replies whose signs the server follows at its full rate; the mean of fewer is noisier by the root of their number, the step as short."""
 FALL = 4
 """The expected density falls along 1 - t^4: gates stay open for most of the search."""
+FEW = 0.075
+"""Rows a round has for each weight, below which the first choice of a support is little better than chance (decision H8)."""
+TRIAL = 0.5
+"""Weights then on trial when the search begins, over those the model keeps."""
 
 
 class Uplink(StrEnum):
@@ -60,6 +65,8 @@ class Server(NamedTuple):
     log_alpha: Tensor
     multiplier: Tensor
     moments: Moments
+    rows: Tensor
+    """how many a round has had so far, in the mean; 0 where clients are hidden"""
     layout: Layout
 
 
@@ -117,6 +124,19 @@ class Sieve(Method):
         done = min((clock.round + 1) / (self.search * clock.rounds), 1.0)
         return target + max(free - target, 0.0) * (1 - done**FALL)
 
+    def sent(self, server: Server, clock: Clock) -> float:
+        """The density of a broadcast: where rows are few, weights on trial come on top, fewer each round until the search ends.
+
+        What is left out is judged by updates of a zero, what is sent by what it becomes beside the others: without a trial the first
+        stay. A falling schedule is such a trial itself; where weights travel, clients would send those on trial too.
+        """
+        density = self.message_density(clock)
+        few = 0 < float(server.rows) < FEW * server.layout.gated
+        if not few or self.schedule is not Schedule.CONSTANT or self.uplink is Uplink.WEIGHTS:
+            return density
+        left = max(1 - clock.round / (self.search * clock.rounds), 0.0)
+        return min(density * (1 + TRIAL * left), 1.0)
+
     # What matters
 
     def chosen(
@@ -130,11 +150,12 @@ class Sieve(Method):
 
     def init(self, layout: Layout, weights: Float[Tensor, " p"], draw: Draw) -> Server:
         """All gates alike."""
-        return Server(weights, opened(torch.zeros_like(weights), layout), torch.zeros_like(weights[0]), no_moments(weights), layout)
+        none = torch.zeros_like(weights[0])
+        return Server(weights, opened(torch.zeros_like(weights), layout), none, no_moments(weights), none, layout)
 
     def broadcast(self, server: Server, clock: Clock, draw: Draw) -> Packet:
-        """The largest m weights, and the two log_alpha."""
-        chosen = self.chosen(server.weights, server.log_alpha, server.layout, self.message_density(clock))
+        """The largest m weights and those on trial, and the two log_alpha."""
+        chosen = self.chosen(server.weights, server.log_alpha, server.layout, self.sent(server, clock))
         packet = sparse_packet(selection.positions(chosen), {"weights": server.weights}, self.bits, draw)
         packet.scalars.update(two_means(server.log_alpha, chosen, server.layout))
         return packet
@@ -211,7 +232,9 @@ class Sieve(Method):
         found = not self.searching(clock._replace(round=clock.round + 1))
         if found and self.ending is Ending.FROZEN:
             both = torch.tensor([LOG_ALPHA_LIMIT, -LOG_ALPHA_LIMIT]).to(both)
-        chosen = self.chosen(theta, server.log_alpha, layout, self.message_density(clock))
+        if self.private is None:
+            server = server._replace(rows=server.rows + (examples(replies, theta).sum() - server.rows) / (clock.round + 1))
+        chosen = self.chosen(theta, server.log_alpha, layout, self.message_density(clock) if found else self.sent(server, clock))
         kept = chosen[: layout.gated].to(dtype).mean()
         shift = constraint.exact_shift(self.shape, both, self.open_density(clock), torch.stack((kept, 1 - kept)))
         on, off = constraint.shifted(both, shift)
