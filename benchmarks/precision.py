@@ -14,7 +14,7 @@ from fedsieve.experiments.run import Run
 from fedsieve.experiments.tasks import TASKS, settings_of
 
 SEEDS = range(10, 15)
-METHODS = ("flops", "flops-pa", "fed-iter-ht", "fed-round-ht", "fed-avg")
+METHODS = ("sieve", "flops", "flops-pa", "fed-iter-ht", "fed-round-ht", "fed-avg")
 
 
 def values(task: str, name: str, bits: int, problems: dict[int, Problem]) -> np.ndarray:
