@@ -35,11 +35,11 @@ def begun(clock=SEARCH):
     return server, packet, type(client)(*(part[None] if isinstance(part, torch.Tensor) else part for part in client))
 
 
-def stepped(client, clock=SEARCH, steps=4):
+def stepped(client, clock=SEARCH, steps=4, sieve=SIEVE):
     generator = torch.Generator().manual_seed(1)
     for step in range(steps):
         x = torch.randn(1, 8, 30, generator=generator, dtype=torch.float64)
-        client = SIEVE.client_step(MODEL, client, Batch(x, torch.randint(0, 4, (1, 8), generator=generator)), clock, draw(step=step))
+        client = sieve.client_step(MODEL, client, Batch(x, torch.randint(0, 4, (1, 8), generator=generator)), clock, draw(step=step))
     return client
 
 
@@ -163,6 +163,29 @@ def test_weights_may_travel_instead_of_updates():
     rows = [step.row for step in execute(run, Problem(run))]
     assert rows[-1]["r2"] > 0.5 > rows[0]["r2"]
     assert rows[-1]["expected_density"] == pytest.approx(0.1, rel=0.05)
+
+
+@pytest.mark.parametrize("clock", [SEARCH, POLISH])
+def test_where_weights_travel_under_a_falling_schedule_a_reply_is_all_that_a_client_holds(clock):
+    falling = replace(SIEVE, uplink=Uplink.WEIGHTS, schedule=Schedule.CUBIC, start_density=0.3, bits=32)
+    server = start(falling, MODEL, 3, torch.float64)
+    packet = falling.broadcast(server, clock, server_drawer(3, clock.round, 0, torch.float64, "cpu"))
+    client = falling.client_init(packet, MODEL.layout, clock, torch.float64)
+    client = type(client)(*(part[None] if isinstance(part, torch.Tensor) else part for part in client))
+    kept = total_kept(falling.message_budget(MODEL.layout, clock))
+    for steps in (1, 2, 4):
+        held = stepped(client, clock, steps, falling)
+        assert int((held.weights != 0).sum()) <= kept
+    if clock is SEARCH:
+        reply = falling.client_reply(held, clock, draw(step=4))
+        torch.testing.assert_close(reply.dense("weights", torch.float64), held.weights, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("sieve", [replace(SIEVE, uplink=Uplink.WEIGHTS), replace(SIEVE, schedule=Schedule.CUBIC)])
+def test_else_a_client_holds_more_than_it_sends_while_it_looks(sieve):
+    _, _, client = begun()
+    held = stepped(client, sieve=sieve)
+    assert int((held.weights != 0).sum()) > total_kept(sieve.message_budget(MODEL.layout, SEARCH))
 
 
 @pytest.mark.parametrize(("clock", "shorter"), [(SEARCH, 5**0.5), (POLISH, 1.0)])

@@ -7,6 +7,8 @@ from scipy.sparse import csr_matrix
 
 from fedsieve.algorithms import METHODS, algorithm_class
 from fedsieve.algorithms.flops_pa import FlopsPA, GateNoise, Message
+from fedsieve.algorithms.sieve import Sieve, Uplink
+from fedsieve.core.selection import Schedule
 from fedsieve.core.types import Clock
 from fedsieve.engines.batched import Batched
 from fedsieve.engines.loop import Loop
@@ -39,6 +41,13 @@ def outcome(algorithm, sparse, engine=Batched):
 @pytest.mark.parametrize("name", METHODS)
 def test_sparse_rows_give_the_dense_result(name):
     algorithm = algorithm_class(name)(density=0.05, steps=6, batch=8, bits=32)
+    dense, sparse = outcome(algorithm, False), outcome(algorithm, True)
+    assert torch.equal(dense[0] != 0, sparse[0] != 0)
+    torch.testing.assert_close(sparse[0], dense[0], atol=1e-6, rtol=0)
+
+
+def test_sieve_keeps_the_same_weights_in_sparse_steps():
+    algorithm = Sieve(density=0.05, steps=6, batch=8, bits=32, uplink=Uplink.WEIGHTS, schedule=Schedule.CUBIC, start_density=0.3)
     dense, sparse = outcome(algorithm, False), outcome(algorithm, True)
     assert torch.equal(dense[0] != 0, sparse[0] != 0)
     torch.testing.assert_close(sparse[0], dense[0], atol=1e-6, rtol=0)

@@ -183,7 +183,26 @@ class Sieve(Method):
         log_alpha = (client.log_alpha - self.gate_rate * saliency / rms).clamp(-ROUND_LIMIT, ROUND_LIMIT)
         if self.ending is Ending.FROZEN and not self.searching(clock):
             log_alpha = client.log_alpha
-        return client._replace(weights=client.weights - size * gate * gradient, log_alpha=opened(log_alpha, layout))
+        log_alpha = opened(log_alpha, layout)
+        weights = client.weights - size * gate * gradient
+        if self.projects:
+            weights = self.projected(weights, log_alpha, client.layout, layout, clock)
+        return client._replace(weights=weights, log_alpha=log_alpha)
+
+    @property
+    def projects(self) -> bool:
+        """Where weights travel under a falling schedule, a local step keeps only as many as the message holds (decision H9)."""
+        return self.uplink is Uplink.WEIGHTS and self.schedule is not Schedule.CONSTANT
+
+    def projected(
+        self, weights: Float[Tensor, "k n"], log_alpha: Float[Tensor, "k n"], whole: Layout, layout: Layout, clock: Clock
+    ) -> Float[Tensor, "k n"]:
+        """The largest |theta~| P(z != 0) of the round's budget, zeros elsewhere; what is out of sight (sparse rows) is zero already."""
+        parts = self.message_budget(whole, clock)
+        if layout.size != whole.size:
+            parts = selection.narrowed(parts, layout.gated, layout.free)
+        score = weights.abs() * gates.active_probability(self.shape, log_alpha)
+        return torch.where(selection.top(score, parts, layout.groups), weights, torch.zeros_like(weights))
 
     def shared_support(self, packet: Packet, clock: Clock) -> Int64[Tensor, " m"] | None:
         """All while searching, then the broadcast's."""
