@@ -60,7 +60,9 @@ class Checkpoint(NamedTuple):
         held = dict.fromkeys(self.tensors, True) | dict.fromkeys(self.plain, False)
         if wanted != held:
             odd = sorted(name for name, _ in wanted.items() ^ held.items())
-            raise ChangedError(f"the checkpoint is of another method or version: its state has {', '.join(dict.fromkeys(odd))}, or lacks it")
+            raise ChangedError(
+                f"the checkpoint is of another method or version: its state has {', '.join(dict.fromkeys(odd))}, or lacks it"
+            )
         return _rebuilt(like, {**self.tensors, **self.plain})
 
 
