@@ -139,7 +139,7 @@ def test_a_checkpoint_of_another_model_or_method_is_refused(tmp_path):
     found = checkpoint.newest(tmp_path)
     with pytest.raises(ChangedError, match=r"another model: its weights is torch.float32 \(3,\)"):
         found.restore(state(size=4))
-    with pytest.raises(ChangedError, match=r"another method: its state has .*inner.seen"):
+    with pytest.raises(ChangedError, match=r"another method or version: its state has .*inner.seen"):
         found.restore(state().inner)
     with pytest.raises(TypeError, match="weights is a list"):
         checkpoint.save(tmp_path, 2, State([1.0], state().inner), {})
