@@ -9,8 +9,9 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "fedsieve"
 MAY_IMPORT = {
-    "core": {"core", "passes"},
+    "core": {"core", "passes", "image_passes"},
     "passes": set(),
+    "image_passes": {"passes"},
     "algorithms": {"core", "algorithms"},
     "objectives": {"core", "objectives"},
     "metrics": {"core"},
@@ -26,6 +27,7 @@ MAY_IMPORT = {
 OUTSIDE = {
     "core": {"torch", "numpy", "jaxtyping"},
     "passes": {"numba", "numpy"},
+    "image_passes": {"numba"},
     "algorithms": {"torch", "jaxtyping"},
     "train": {"torch"},
     "wire": {"torch", "numpy"},

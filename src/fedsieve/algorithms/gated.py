@@ -190,8 +190,7 @@ class Gated(Method, ABC):
     ) -> Float[Tensor, "k p"]:
         """phi one step down the loss and the constraint over `size` weights, inside its limits."""
         if self.entropy or groups is not None:
-            gradient = gradient + self.regularize(log_alpha, multiplier, size, groups)
-            return log_alpha.sub(gradient, alpha=rate).clamp_(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
+            gradient, multiplier = gradient + self.regularize(log_alpha, multiplier, size, groups), torch.zeros_like(multiplier)
         return constraint.descend(self.shape, log_alpha, gradient, multiplier, self.constraint, size, rate)
 
     def ascend(self, multiplier: Float[Tensor, ""], log_alpha: Float[Tensor, " p"], layout: Layout, clock: Clock) -> Float[Tensor, ""]:

@@ -23,6 +23,14 @@ def passes() -> ModuleType | None:
     return passes
 
 
+@cache
+def image_passes() -> ModuleType:
+    """Those over images, where there are any: loaded when the first images come."""
+    from fedsieve import image_passes
+
+    return image_passes
+
+
 def passes_over(*vectors: Tensor, size: int | None = None) -> ModuleType | None:
     """The compiled passes, if these vectors can take them; `size` is the length of the model where they are not as long."""
     if (size or vectors[0].shape[-1]) < LEAST:

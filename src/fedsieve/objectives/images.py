@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from fedsieve.core.compiled import flat, passes
+from fedsieve.core.compiled import flat, image_passes, passes
 
 SQUARES = ((2, 2), (2,), 2)
 FEW = 100
@@ -52,7 +52,7 @@ class Convolution(torch.autograd.Function):
         (_, height, width, n), (channels, _, *kernel) = images.shape, weight.shape
         out = images.new_empty(channels, height - kernel[0] + 1, width - kernel[1] + 1, n)
         start = weight.new_zeros(channels) if bias is None else bias.detach().contiguous()
-        passes().convolve(
+        image_passes().convolve(
             flat(images), reads(images.shape, weight.shape[2:]), width * n, weight.flatten(1).numpy(), flat(start), table(out)
         )
         context.save_for_backward(images, weight)
@@ -66,11 +66,11 @@ class Convolution(torch.autograd.Function):
         by_images = by_weight = by_bias = None
         if context.needs_input_grad[0]:
             by_images = torch.zeros_like(images)
-            passes().convolve_back(table(slope), places, step, weight.flatten(1).numpy(), flat(by_images))
+            image_passes().convolve_back(table(slope), places, step, weight.flatten(1).numpy(), flat(by_images))
             by_images = by_images.permute(3, 0, 1, 2)
         if context.needs_input_grad[1]:
             by_weight = torch.zeros_like(weight)
-            passes().convolve_weights(flat(images), places, step, table(slope), by_weight.flatten(1).numpy())
+            image_passes().convolve_weights(flat(images), places, step, table(slope), by_weight.flatten(1).numpy())
         if context.needs_input_grad[2]:
             by_bias = slope.sum((1, 2, 3))
         return by_images, by_weight, by_bias
@@ -86,7 +86,7 @@ class MaxPool(torch.autograd.Function):
         channels, height, width, n = images.shape
         out = images.new_empty(channels, height // 2, width // 2, n)
         winner = torch.empty(out.shape, dtype=torch.int8)
-        passes().max_pool(images.numpy(), out.numpy(), winner.numpy())
+        image_passes().max_pool(images.numpy(), out.numpy(), winner.numpy())
         context.save_for_backward(winner)
         return out.permute(3, 0, 1, 2)
 
@@ -96,7 +96,7 @@ class MaxPool(torch.autograd.Function):
         (winner,) = context.saved_tensors
         channels, height, width, n = winner.shape
         out = slope.new_empty(channels, 2 * height, 2 * width, n)
-        passes().max_pool_back(batch_last(slope).numpy(), winner.numpy(), out.numpy())
+        image_passes().max_pool_back(batch_last(slope).numpy(), winner.numpy(), out.numpy())
         return out.permute(3, 0, 1, 2)
 
 
