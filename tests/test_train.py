@@ -42,20 +42,19 @@ def test_every_client_takes_part_about_equally_often():
 
 
 def test_a_deck_deals_every_row_once_before_any_row_again():
-    hand = deal(0, Clock(2, 10), 4, 40)
-    dealt = np.concatenate([hand(8, step, 5) for step in range(5)])
-    assert np.array_equal(np.sort(dealt), np.arange(40))
-    assert len(set(hand(8, 7, 5))) == 8
+    hands = deal(0, Clock(2, 10), 4, 40, size=8, steps=8)
+    assert np.array_equal(np.sort(hands[:5].ravel()), np.arange(40))
+    assert len(set(hands[7])) == 8
 
 
 def test_rows_repeat_within_a_batch_only_where_there_are_too_few():
-    assert np.bincount(deal(0, Clock(0, 1), 0, 3)(8, 0, 5)).tolist() in ([3, 3, 2], [3, 2, 3], [2, 3, 3])
+    assert np.bincount(deal(0, Clock(0, 1), 0, 3, size=8, steps=5)[0]).tolist() in ([3, 3, 2], [3, 2, 3], [2, 3, 3])
 
 
 def test_gradient_methods_deal_one_hand_an_exchange_from_the_same_deck():
-    averaging = deal(0, Clock(1, 10), 4, 40)
-    hands = [deal(0, Clock(1, 10, exchange), 4, 40)(8, 0, 1) for exchange in range(5)]
-    assert np.array_equal(np.concatenate(hands), np.concatenate([averaging(8, step, 5) for step in range(5)]))
+    averaging = deal(0, Clock(1, 10), 4, 40, size=8, steps=5)
+    exchanged = [deal(0, Clock(1, 10, exchange), 4, 40, size=8, steps=1) for exchange in range(5)]
+    assert np.array_equal(np.concatenate(exchanged), averaging)
 
 
 @pytest.mark.usefixtures("few_test_rows")

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedsieve.core.gates import LOG_ALPHA_LIMIT
 from fedsieve.core.packets import GATES, Coding, Packet, Values
 from fedsieve.core.selection import exact_floor
-from fedsieve.core.streams import client_keys, key, stream, uniforms
+from fedsieve.core.streams import key, stream, uniforms
 from fedsieve.core.types import Bytes, Clock, Exchange, Exchanged, Reply
 
 LATE = "it came after its round was closed"
@@ -148,7 +148,7 @@ class Unreliable:
 
 def chance(seed: int, path: tuple[str | int, ...], clients: Sequence[int]) -> np.ndarray:
     """One uniform number a client, named by the path."""
-    return uniforms(client_keys(key(seed, *path), clients), np.zeros(1, dtype=np.int64))[:, 0]
+    return uniforms(key(seed, *path), clients, np.zeros(1, dtype=np.int64))[:, 0]
 
 
 def hostile_clients(failures: Failures, present: Sequence[int], seed: int) -> frozenset[int]:

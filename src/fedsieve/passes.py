@@ -78,16 +78,22 @@ def exponential(x):
     return (y * x * x + x + F(1)) * WORD((WORD(power) + WORD(127)) << WORD(23)).view(F)
 
 
-@compiled(uint64[::1], uint64[::1], TABLE)
-def uniforms(keys, counters, out):
+@numba.njit(error_model="numpy")
+def scramble(x):
+    """See `streams.scramble`."""
+    x = (x ^ (x >> U(30))) * U(0xBF58476D1CE4E5B9)
+    return (x ^ (x >> U(27))) * U(0x94D049BB133111EB)
+
+
+@compiled(uint64, uint64[::1], uint64[::1], TABLE)
+def uniforms(base, clients, counters, out):
     """See `streams.uniforms`."""
     wide()
-    for k in range(len(keys)):
+    for k in range(len(clients)):
+        key = scramble(base + clients[k])
+        key ^= key >> U(31)
         for i in range(len(counters)):
-            x = keys[k] + counters[i]
-            x = (x ^ (x >> U(30))) * U(0xBF58476D1CE4E5B9)
-            x = (x ^ (x >> U(27))) * U(0x94D049BB133111EB)
-            out[k, i] = WORD((x >> U(41)) | U(0x3F800000)).view(F) - F(1 - 2.0**-24)
+            out[k, i] = WORD((scramble(key + counters[i]) >> U(41)) | U(0x3F800000)).view(F) - F(1 - 2.0**-24)
 
 
 @compiled(ROW, ROW, float32, float32, float32, float32, ROW, ROW)
@@ -164,25 +170,32 @@ def adam(gradient, first, second, rate, momentum, square, epsilon, count, move, 
         move[i] = step * new_first[i] / (np.sqrt(new_second[i] * spread) + epsilon)
 
 
+@numba.njit(error_model="numpy")
+def softmax_miss(logits, label, slope):
+    """The cross-entropy of one row, and its derivative in the logits."""
+    largest = logits[0]
+    for c in range(1, len(logits)):
+        largest = max(largest, logits[c])
+    right, total = logits[label], F(0)
+    for c in range(len(logits)):
+        slope[c] = exponential(logits[c] - largest)
+        total += slope[c]
+    for c in range(len(logits)):
+        slope[c] /= total
+    slope[label] -= F(1)
+    return logarithm(total) + largest - right
+
+
 @compiled(IMAGES, int64[:, ::1], float32[::1], IMAGES)
 def softmax_loss(logits, labels, loss, slope):
     """See `Linear.gradient`: the mean cross-entropy of each client's rows, and its derivative in the logits (client, class, row)."""
-    clients, classes, rows = logits.shape
+    clients, _, rows = logits.shape
     share = F(1) / F(rows)
     for k in range(clients):
         loss[k] = F(0)
         for i in range(rows):
-            largest = logits[k, 0, i]
-            for c in range(1, classes):
-                largest = max(largest, logits[k, c, i])
-            total = F(0)
-            for c in range(classes):
-                slope[k, c, i] = exponential(logits[k, c, i] - largest)
-                total += slope[k, c, i]
-            for c in range(classes):
-                slope[k, c, i] *= share / total
-            loss[k] += (logarithm(total) + largest - logits[k, labels[k, i], i]) * share
-            slope[k, labels[k, i], i] -= share
+            loss[k] += share * softmax_miss(logits[k, :, i], labels[k, i], slope[k, :, i])
+            slope[k, :, i] *= share
 
 
 @numba.njit(error_model="numpy")
@@ -194,29 +207,38 @@ def miss(logit, y, logistic):
     return (logit - y) * (logit - y), F(2) * (logit - y)
 
 
-@compiled(TABLE, int64[:, ::1], TABLE, ROW, TABLE, boolean, ROW, ROW, TABLE, reassociate=True)
+@compiled(TABLE, int64[:, ::1], IMAGES, TABLE, TABLE, boolean, ROW, TABLE, IMAGES, reassociate=True)
 def row_gradient(rows, places, weights, intercept, y, logistic, loss, slope, out):
     """See `PickedRows.gradient`; four rows at a time there and back, while they are in the fastest memory."""
-    batch, last, share, by = places.shape[1], places.shape[1] - 1, F(1) / F(places.shape[1]), np.empty(4, F)
-    for k in range(len(places)):
-        vector, at, total = weights[k], places[k], out[k]
-        loss[k], slope[k], total[:] = F(0), F(0), F(0)
+    wide()
+    clients, outputs, features = weights.shape
+    batch, last, share, by = places.shape[1], places.shape[1] - 1, F(1) / F(places.shape[1]), np.empty((4, outputs), F)
+    for k in range(clients):
+        at, loss[k], slope[k], out[k] = places[k], F(0), F(0), F(0)
         for i in range(0, batch, 4):
             a, b, c, d = rows[at[i]], rows[at[min(i + 1, last)]], rows[at[min(i + 2, last)]], rows[at[min(i + 3, last)]]
-            p = q = r = s = intercept[k]
-            for j in range(len(vector)):
-                p += a[j] * vector[j]
-                q += b[j] * vector[j]
-                r += c[j] * vector[j]
-                s += d[j] * vector[j]
-            by[0], by[1], by[2], by[3] = p, q, r, s
+            for o in range(outputs):
+                vector = weights[k, o]
+                p = q = r = s = intercept[k, o]
+                for j in range(features):
+                    p += a[j] * vector[j]
+                    q += b[j] * vector[j]
+                    r += c[j] * vector[j]
+                    s += d[j] * vector[j]
+                by[0, o], by[1, o], by[2, o], by[3, o] = p, q, r, s
             for n in range(4):
-                one, by[n] = miss(by[n], y[k, i + n], logistic) if i + n < batch else (F(0), F(0))
-                loss[k], by[n] = loss[k] + share * one, share * by[n]
-                slope[k] += by[n]
-            p, q, r, s = by[0], by[1], by[2], by[3]
-            for j in range(len(total)):
-                total[j] += p * a[j] + q * b[j] + r * c[j] + s * d[j]
+                if i + n >= batch:
+                    by[n] = F(0)
+                elif outputs > 1:
+                    loss[k] += share * softmax_miss(by[n], int64(y[k, i + n]), by[n])
+                else:
+                    one, by[n, 0] = miss(by[n, 0], y[k, i + n], logistic)
+                    loss[k] += share * one
+            for o in range(outputs):
+                p, q, r, s, total = share * by[0, o], share * by[1, o], share * by[2, o], share * by[3, o], out[k, o]
+                slope[k, o] += p + q + r + s
+                for j in range(features):
+                    total[j] += p * a[j] + q * b[j] + r * c[j] + s * d[j]
 
 
 @compiled(int32[::1], int64[::1], ROW, TABLE, TABLE)

@@ -145,7 +145,8 @@ def _subset(indices: np.ndarray, size: int) -> bytes:
     count = len(indices)
     if count in (0, size):
         return b""
-    gaps = np.diff(indices, prepend=-1) - 1
+    gaps = indices.copy()
+    gaps[1:] -= indices[:-1] + 1
     typical = max(int(np.log2(max(size / count * 0.6931, 1.0))), 0)
     candidates = range(max(typical - 1, 0), min(typical + 2, MAX_RICE) + 1)
     bits, parameter = min((int((gaps >> k).sum()) + count * (1 + k), k) for k in candidates)

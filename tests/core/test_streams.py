@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsieve.core.streams import client_keys, drawer, key, normal, server_drawer, stream, uniforms
+from fedsieve.core.streams import drawer, key, normal, server_drawer, stream, uniforms
 
 
 def test_a_stack_of_clients_draws_what_each_client_draws_alone():
@@ -13,9 +13,9 @@ def test_a_stack_of_clients_draws_what_each_client_draws_alone():
 
 
 def test_the_noise_of_some_coordinates_is_the_same_as_among_all():
-    keys = client_keys(key(0, "gates"), [4])
+    base = key(0, "gates")
     at = np.array([3, 17, 900])
-    assert np.array_equal(uniforms(keys, at), uniforms(keys, np.arange(1000))[:, at])
+    assert np.array_equal(uniforms(base, [4], at), uniforms(base, [4], np.arange(1000))[:, at])
 
 
 def test_every_part_of_the_name_changes_the_noise():
@@ -39,7 +39,7 @@ def test_single_and_double_precision_see_the_same_noise():
 
 
 def test_uniforms_are_uniform_and_never_at_an_end():
-    u = uniforms(client_keys(key(0, "x"), range(50)), np.arange(20_000))
+    u = uniforms(key(0, "x"), range(50), np.arange(20_000))
     assert 0 < u.min() and u.max() < 1
     counts = np.histogram(u, bins=100, range=(0, 1))[0]
     expected = u.size / 100
@@ -48,8 +48,8 @@ def test_uniforms_are_uniform_and_never_at_an_end():
 
 
 def test_neighbouring_coordinates_clients_and_steps_are_uncorrelated():
-    u = uniforms(client_keys(key(0, "x"), range(500)), np.arange(500)).astype(np.float64) - 0.5
-    later = uniforms(client_keys(key(0, "y"), range(500)), np.arange(500)).astype(np.float64) - 0.5
+    u = uniforms(key(0, "x"), range(500), np.arange(500)).astype(np.float64) - 0.5
+    later = uniforms(key(0, "y"), range(500), np.arange(500)).astype(np.float64) - 0.5
     limit = 4 * (1 / 12) / np.sqrt(u.size)
     for a, b in ((u[:, 1:], u[:, :-1]), (u[1:], u[:-1]), (u, later)):
         assert abs((a * b).mean()) < limit

@@ -117,13 +117,13 @@ def test_a_broken_rest_gate_stays_visible():
 def test_only_touched_features_are_made_dense():
     x, y = matrix()
     rows = Rows(csr_matrix(x), torch.from_numpy(y), COUNTS, OBJECTIVE, 4)
-    picked = rows.pick(1, [np.array([0, 3]), np.array([2])])
-    assert np.array_equal(picked.features, np.flatnonzero(x[[30, 33, 32]].any(0)))
+    picked = rows.pick(1, np.array([[0, 3], [2, 1]]))
+    assert np.array_equal(picked.features, np.flatnonzero(x[[30, 33, 32, 31]].any(0)))
     at, batch = picked.batch(0)
     touched = picked.features[at]
     assert np.array_equal(touched, np.flatnonzero(x[[30, 33]].any(0)))
     assert np.array_equal(batch.x.dense[0].numpy(), x[[30, 33]][:, touched])
-    wider = rows.pick(1, [np.array([0, 3])], np.array([0, 119]))
+    wider = rows.pick(1, np.array([[0, 3]]), np.array([0, 119]))
     at, batch = wider.batch(0, np.searchsorted(wider.features, [0, 119]))
     assert set(wider.features[at]) == set(touched) | {0, 119}
     assert np.array_equal(batch.x.dense[0].numpy(), x[[30, 33]][:, wider.features[at]])

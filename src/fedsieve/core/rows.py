@@ -4,7 +4,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Int64
+from jaxtyping import Float, Int, Int64, Shaped
 from torch import Tensor
 
 from fedsieve.core.compiled import passes, passes_over
@@ -54,15 +54,15 @@ class PickedRows:
         self.places = places
 
     @staticmethod
-    def suits(rows: Tensor) -> bool:
-        """Whether rows can be read in their place."""
-        return rows.ndim == 2 and passes_over(rows) is not None
+    def suits(rows: Tensor, size: int) -> bool:
+        """Whether a model of that size can read rows in their place."""
+        return rows.ndim == 2 and passes_over(rows, size=size) is not None
 
     def gradient(
-        self, weights: Float[Tensor, "k f"], intercept: Float[Tensor, " k"], y: Float[Tensor, "k b"], *, logistic: bool
-    ) -> tuple[Float[Tensor, " k"], Float[Tensor, " k"], Float[Tensor, "k f"]]:
-        """The mean loss of a model with one output, squared or logistic, and its derivatives in the intercept and in the weights."""
-        loss, slope, out = (torch.empty_like(like) for like in (intercept, intercept, weights))
+        self, weights: Float[Tensor, "k c f"], intercept: Float[Tensor, "k c"], y: Shaped[Tensor, "k b"], *, logistic: bool
+    ) -> tuple[Float[Tensor, " k"], Float[Tensor, "k c"], Float[Tensor, "k c f"]]:
+        """The mean loss and its derivatives in the intercepts and in the weights: of one output squared or logistic, of several softmax."""
+        loss, slope, out = weights.new_empty(len(weights)), torch.empty_like(intercept), torch.empty_like(weights)
         given = (self.rows, self.places, weights.contiguous(), intercept.contiguous(), y.to(weights.dtype))
         passes().row_gradient(*(part.numpy() for part in given), logistic, loss.numpy(), slope.numpy(), out.numpy())
         return loss, slope, out

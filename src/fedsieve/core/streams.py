@@ -58,17 +58,17 @@ def mix(x: UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
     return x
 
 
-def uniforms(keys: UInt64[np.ndarray, " k"], at: Int64[np.ndarray, " n"] | int) -> Float[np.ndarray, "k n"]:
-    """Uniforms in (0, 1) at the coordinates `at` (or all below a number) of each keyed stream: 23 bits, centred, so never 0 or 1.
+def uniforms(base: int, clients: Sequence[int], at: Int64[np.ndarray, " n"] | int) -> Float[np.ndarray, "k n"]:
+    """Uniforms in (0, 1) at the coordinates `at` (or all below a number) of each client's stream: 23 bits, centred, so never 0 or 1.
 
     The 23 bits are put behind the exponent of 1, which is exact and takes no conversion of 64-bit integers.
     """
     counters = _counters(at) if isinstance(at, int) else _spaced(at)
     if len(counters) >= LEAST and (fast := passes()):
-        noise = np.empty((len(keys), len(counters)), dtype=np.float32)
-        fast.uniforms(keys, counters, noise)
+        noise = np.empty((len(clients), len(counters)), dtype=np.float32)
+        fast.uniforms(base, _apart(tuple(clients)), counters, noise)
         return noise
-    bits = scramble(keys[:, None] + counters)
+    bits = scramble(client_keys(base, clients)[:, None] + counters)
     high = bits.view(np.uint32)[:, _HIGH::2] >> np.uint32(9)
     high |= np.uint32(0x3F800000)
     noise = high.view(np.float32)
@@ -110,8 +110,8 @@ def drawer(
     """The noise of one step for a stack of clients; `at` tells the coordinates of a restricted vector among all, when noise is drawn."""
 
     def draw(purpose: str, size: int) -> Tensor:
-        keys = client_keys(key(seed, purpose, round, exchange, step), clients)
-        return torch.from_numpy(uniforms(keys, size if at is None else at())).to(device=device, dtype=dtype)
+        base = key(seed, purpose, round, exchange, step)
+        return torch.from_numpy(uniforms(base, clients, size if at is None else at())).to(device=device, dtype=dtype)
 
     return draw
 

@@ -33,7 +33,7 @@ class Batched(Loop):
             packets = self.answer(begun, clock, chunk)
             stacks.append(packets)
             if not self.sample_bytes:
-                up = up.plus(*map(weigh, wire.encode_stack(packets, len(chunk), address, received.support)))
+                up = up.plus(weigh(*wire.encode_stack(packets, len(chunk), address, received.support)))
             elif up == Bytes():
                 up = weigh(wire.encode(packets.at(0), address, received.support)).times(len(clients))
         counts = [self.rows.examples(client) for client in clients]

@@ -13,7 +13,7 @@ from fedsieve.core.packets import Packet
 from fedsieve.core.streams import client_keys, drawer, key
 from fedsieve.core.types import Clock
 from fedsieve.engines.party import Party
-from fedsieve.engines.rows import Deck, Picked, Rows, deal
+from fedsieve.engines.rows import Picked, Rows, deal
 from fedsieve.engines.sight import Sight
 
 
@@ -47,18 +47,16 @@ class Local(Party):
 
     def _dense_steps(self, state: Any, clock: Clock, clients: list[int]) -> Any:
         algorithm = self.algorithm
-        decks = [deal(self.seed, clock, client, self.rows.examples(client)) for client in clients]
-        places = self.rows.places(clients, [self._hands(deck) for deck in decks])
+        places = self.rows.places(clients, [self._hands(clock, client) for client in clients])
         smoothness = self.rows.smoothness(clients) if algorithm.needs_smoothness else None
-        for step in range(algorithm.local_steps):
-            batch = self.rows.take(places[step])._replace(smoothness=smoothness, keys=self._keys(clock, step, clients))
+        for step, batch in enumerate(self.rows.batches(places)):
+            batch = batch._replace(smoothness=smoothness, keys=self._keys(clock, step, clients))
             state = algorithm.client_step(self.objective, state, batch, clock, self._draw(clock, step, clients))
         return state
 
-    def _hands(self, deck: Deck) -> list[np.ndarray]:
-        """The rows of one client's steps."""
-        steps = self.algorithm.local_steps
-        return [deck(self.algorithm.batch_rows, step, steps) for step in range(steps)]
+    def _hands(self, clock: Clock, client: int) -> np.ndarray:
+        """The rows of one client's steps, (steps, b)."""
+        return deal(self.seed, clock, client, self.rows.examples(client), self.algorithm.batch_rows, self.algorithm.local_steps)
 
     def _keys(self, clock: Clock, step: int, clients: list[int]) -> list[int] | None:
         """Noise for objectives that have some of their own (dropout)."""
@@ -101,7 +99,7 @@ class Local(Party):
 
     def _picked(self, clock: Clock, clients: list[int], also: np.ndarray | None) -> Picked:
         (client,) = clients
-        return self.rows.pick(client, self._hands(deal(self.seed, clock, client, self.rows.examples(client))), also)
+        return self.rows.pick(client, self._hands(clock, client), also)
 
     def _steps_in_sight(
         self, seen: Any, whole: list[bool], picked: Picked, sight: Sight, clock: Clock, clients: list[int]

@@ -9,17 +9,19 @@ from fedsieve.core.types import Bytes, Clock, Exchanged, Reply
 from fedsieve.engines.local import Local
 
 
-def weigh(encoded: wire.Encoded) -> Bytes:
-    """A message's three sizes, and the sizes of its parts."""
+def weigh(encoded: wire.Encoded, *others: wire.Encoded) -> Bytes:
+    """The three sizes of messages of one form, and the sizes of their parts: they differ in positions only."""
     gates = weights = 0
     for name, values in encoded.fields.items():
         if name in wire.GATE_FIELDS:
             gates += len(values)
         else:
             weights += len(values)
-    positions, scalars = len(encoded.positions), len(encoded.scalars)
-    payload, header = positions + scalars + gates + weights, len(encoded.header) + wire.CHECKSUM
-    return Bytes(encoded.formula, payload, header + payload, header, positions, scalars, weights, gates)
+    scalars, header = len(encoded.scalars), len(encoded.header) + wire.CHECKSUM
+    values = scalars + gates + weights
+    alike = Bytes(encoded.formula, values, header + values, header, 0, scalars, weights, gates).times(1 + len(others))
+    positions = len(encoded.positions) + sum([len(other.positions) for other in others])
+    return alike.plus(Bytes(payload=positions, wire=positions, positions=positions))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The rows of simulated clients: one matrix for all of them, a part for each, and the deck they deal batches from."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from math import prod
 
@@ -41,28 +41,26 @@ class Rows:
         """n_k."""
         return int(self.counts[client])
 
-    def places(self, clients: Sequence[int], hands: Sequence[Sequence[np.ndarray]]) -> Tensor:
-        """Where the rows dealt to a stack of clients stand, (steps, k, b): `hands` has one a step of each client."""
+    def places(self, clients: Sequence[int], hands: Sequence[np.ndarray]) -> Tensor:
+        """Where the rows dealt to a stack of clients stand, (steps, k, b), given those of each, (steps, b)."""
         dealt = np.stack(hands, axis=1) + self.offsets[clients][:, None]
         return torch.from_numpy(dealt).to(self.y.device)
 
-    def take(self, places: Tensor) -> Batch:
-        """The rows at some places, (k, b, ...), left where they are if the model can read them there.
+    def batches(self, places: Tensor) -> Iterator[Batch]:
+        """The rows at some places, step by step, (k, b, ...), left where they are if the model can read them there."""
+        suits = getattr(self._objective, "reads_rows", False) and PickedRows.suits(self.x, self._objective.layout.size)
+        for at, y in zip(places, _picked(self.y, places), strict=True):
+            yield Batch(PickedRows(self.x, at) if suits else _picked(self.x, at), y)
 
-        `index_select` is several times faster than advanced indexing.
-        """
-        suits = getattr(self._objective, "reads_rows", False) and PickedRows.suits(self.x)
-        return Batch(PickedRows(self.x, places) if suits else _picked(self.x, places), _picked(self.y, places))
-
-    def pick(self, client: int, hands: Sequence[np.ndarray], also: np.ndarray | None = None) -> "Picked":
+    def pick(self, client: int, hands: np.ndarray, also: np.ndarray | None = None) -> "Picked":
         """The sparse rows of one client for several batches, cut out at once, and their features (with those in `also`)."""
-        order = np.concatenate(hands) + self.offsets[client]
-        return Picked(self.x[order], self.y[torch.from_numpy(order)], np.cumsum([0, *map(len, hands)]), also)
+        order = hands.reshape(-1) + self.offsets[client]
+        return Picked(self.x[order], self.y[torch.from_numpy(order)], hands.shape[1], also)
 
     def of(self, client: int) -> Batch:
         """One client's rows; of sparse ones, the columns it has."""
         if self.sparse:
-            batch = self.pick(client, [np.arange(self.examples(client))]).batch(0)[1]
+            batch = self.pick(client, np.arange(self.examples(client))[None]).batch(0)[1]
             return Batch(batch.x.dense[0].to(batch.y.device), batch.y[0])
         part = slice(int(self.offsets[client]), int(self.offsets[client + 1]))
         return Batch(self.x[part], self.y[part])
@@ -77,22 +75,23 @@ class Rows:
 
 
 def _picked(rows: Tensor, places: Tensor) -> Tensor:
+    """`index_select` is several times faster than advanced indexing."""
     return rows.index_select(0, places.view(-1)).view(*places.shape, *rows.shape[1:])
 
 
 class Picked:
     """Sparse rows of several batches, one batch after another."""
 
-    def __init__(self, rows: SparseRows, y: Tensor, ends: np.ndarray, also: np.ndarray | None) -> None:
+    def __init__(self, rows: SparseRows, y: Tensor, size: int, also: np.ndarray | None) -> None:
         self.rows = rows
         self.y = y
-        self.ends = ends
+        self.size = size
         self.features, self.columns = renumbered(rows.indices, rows.shape[1], also)
         """the features of all batches, increasing, and the place of each cell's feature among them"""
 
     def batch(self, step: int, also: np.ndarray | None = None) -> tuple[np.ndarray, Batch]:
         """The places of the features present in a batch (and of those in `also`), and its rows over these."""
-        begin, end = self.ends[step], self.ends[step + 1]
+        begin, end = step * self.size, (step + 1) * self.size
         starts = self.rows.indptr[begin : end + 1]
         cells = slice(starts[0], starts[-1])
         at, columns = renumbered(self.columns[cells], len(self.features), also)
@@ -108,25 +107,16 @@ def renumbered(numbers: np.ndarray, size: int, also: np.ndarray | None) -> tuple
     return np.flatnonzero(present), (np.cumsum(present) - 1)[numbers]
 
 
-Deck = Callable[[int | None, int, int], np.ndarray]
+def deal(seed: int, clock: Clock, client: int, count: int, size: int | None, steps: int) -> np.ndarray:
+    """A client's rows shuffled once a round and dealt in hands of one size, (steps, size), the deck starting over when it is used up.
 
-
-def deal(seed: int, clock: Clock, client: int, count: int) -> Deck:
-    """A client's rows shuffled once a round and dealt in turn, the deck starting over when it is used up.
-
-    Rows repeat within a batch only where the client has fewer than a batch (decision D2). Gradient methods deal one hand per exchange.
+    Rows repeat within a hand only where the client has fewer (decision D2). Gradient methods deal one hand per exchange.
     """
-    order = shuffled(seed, clock.round, client, count)
-
-    def hand(size: int | None, step: int, steps: int) -> np.ndarray:
-        if size is None:
-            return np.arange(count)
-        begin = (clock.exchange * steps + step) * size % count
-        if begin + size <= count:
-            return order[begin : begin + size]
-        return order[np.arange(begin, begin + size) % count]
-
-    return hand
+    if size is None:
+        return np.tile(np.arange(count), (steps, 1))
+    order, begin, dealt = shuffled(seed, clock.round, client, count), clock.exchange * steps * size % count, steps * size
+    hands = order[begin : begin + dealt] if begin + dealt <= count else order[np.arange(begin, begin + dealt) % count]
+    return hands.reshape(steps, size)
 
 
 @lru_cache(maxsize=4096)

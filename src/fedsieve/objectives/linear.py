@@ -14,6 +14,8 @@ from fedsieve.core.streams import Draw, normal
 from fedsieve.core.types import Batch, Layout, SparseRows
 from fedsieve.objectives.losses import Loss
 
+FEW_OUTPUTS = 16
+"""Softmax over so many reads its rows where they are."""
 CURVATURE = {Loss.SQUARED: 2.0, Loss.LOGISTIC: 0.25, Loss.SOFTMAX: 0.5, Loss.MULTILABEL: 0.25}
 """The largest second derivative of the loss in the logits."""
 
@@ -83,14 +85,16 @@ class Linear:
 
     @property
     def reads_rows(self) -> bool:
-        """Whether rows need not be copied out for a gradient: more outputs than one are a product of matrices."""
-        return self.outputs == 1 and self.loss in (Loss.SQUARED, Loss.LOGISTIC)
+        """Whether rows need not be copied out for a gradient: many outputs are faster as a product of matrices."""
+        one_output, few_outputs = self.outputs == 1, 1 < self.outputs <= FEW_OUTPUTS
+        return (one_output and self.loss in (Loss.SQUARED, Loss.LOGISTIC)) or (few_outputs and self.loss is Loss.SOFTMAX)
 
     def _row_gradient(self, theta: Float[Tensor, "k p"], x: PickedRows, y: Tensor) -> tuple[Float[Tensor, " k"], Float[Tensor, "k p"]]:
-        """The same of one output, row by row."""
-        weights, intercept = theta[:, : self.features], theta[:, self.features] if self.intercept else torch.zeros_like(theta[:, 0])
-        loss, slope, gradient = x.gradient(weights, intercept, y, logistic=self.loss is Loss.LOGISTIC)
-        return loss, torch.cat((gradient, slope[:, None]), dim=-1) if self.intercept else gradient
+        """The same row by row."""
+        weights, intercept = self.parts(theta)
+        at_zero = theta.new_zeros(len(theta), self.outputs) if intercept is None else intercept
+        loss, slope, gradient = x.gradient(weights, at_zero, y, logistic=self.loss is Loss.LOGISTIC)
+        return loss, gradient.flatten(1) if intercept is None else torch.cat((gradient.flatten(1), slope), dim=-1)
 
     def _loss(self, logits: Float[Tensor, "k c b"], y: Tensor) -> tuple[Float[Tensor, " k"], Float[Tensor, "k c b"]]:
         """The mean loss over the last axis and its derivative in the logits."""
