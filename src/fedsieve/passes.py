@@ -100,10 +100,10 @@ def uniforms(base, clients, counters, out):
 def sampled_gates(log_alpha, noise, margin, temperature, low, high, value, slope):
     """See `gates.sample`."""
     wide()
-    width, peak = high - low, (high - low) / temperature
+    width, peak, steep = high - low, (high - low) / temperature, F(1) / temperature
     for i in range(len(log_alpha)):
         u = min(max(noise[i], margin), F(1) - margin)
-        s = F(1) / (F(1) + exponential(-(logarithm(u / (F(1) - u)) + log_alpha[i]) / temperature))
+        s = F(1) / (F(1) + exponential(-(logarithm(u / (F(1) - u)) + log_alpha[i]) * steep))
         z = s * width + low
         value[i] = min(max(z, F(0)), F(1))
         slope[i] = peak * s * (F(1) - s) if (z > F(0)) & (z < F(1)) else F(0)
@@ -113,9 +113,9 @@ def sampled_gates(log_alpha, noise, margin, temperature, low, high, value, slope
 def median_gates(log_alpha, temperature, low, high, value, slope):
     """See `gates.deterministic`."""
     wide()
-    width, peak = high - low, (high - low) / temperature
+    width, peak, steep = high - low, (high - low) / temperature, F(1) / temperature
     for i in range(len(log_alpha)):
-        s = F(1) / (F(1) + exponential(-log_alpha[i] / temperature))
+        s = F(1) / (F(1) + exponential(-log_alpha[i] * steep))
         z = s * width + low
         value[i] = min(max(z, F(0)), F(1))
         slope[i] = peak * s * (F(1) - s) if (z > F(0)) & (z < F(1)) else F(0)
@@ -125,8 +125,9 @@ def median_gates(log_alpha, temperature, low, high, value, slope):
 def magnitudes(weights, log_alpha, temperature, low, high, least, out):
     """See `gates.magnitude`."""
     wide()
+    steep = F(1) / temperature
     for i in range(len(weights)):
-        z = (high - low) / (F(1) + exponential(-log_alpha[i] / temperature)) + low
+        z = (high - low) / (F(1) + exponential(-log_alpha[i] * steep)) + low
         out[i] = abs(weights[i] * min(max(z, least), F(1)))
 
 

@@ -18,7 +18,7 @@ from fedsieve.core.aggregation import (
     trimmed_mean,
 )
 
-EXAMPLES = torch.tensor([1.0, 4.0, 15.0], dtype=torch.float64)
+EXAMPLES = (1.0, 4.0, 15.0)
 
 
 def vectors(k=3, n=20):
@@ -27,24 +27,24 @@ def vectors(k=3, n=20):
 
 @pytest.mark.parametrize("kind", Weighting)
 def test_weights_of_a_cohort_add_up_to_one(kind):
-    assert float(cohort_weights(EXAMPLES, kind).sum()) == pytest.approx(1)
+    assert float(cohort_weights(EXAMPLES, kind, torch.float64).sum()) == pytest.approx(1)
 
 
 def test_the_weightings_are_what_they_are_called():
-    assert cohort_weights(EXAMPLES, Weighting.EXAMPLES).tolist() == pytest.approx([0.05, 0.2, 0.75])
-    assert cohort_weights(EXAMPLES, Weighting.UNIFORM).tolist() == pytest.approx([1 / 3] * 3)
-    roots = EXAMPLES.sqrt()
-    assert torch.allclose(cohort_weights(EXAMPLES, Weighting.SQRT), roots / roots.sum())
+    assert cohort_weights(EXAMPLES, Weighting.EXAMPLES, torch.float64).tolist() == pytest.approx([0.05, 0.2, 0.75])
+    assert cohort_weights(EXAMPLES, Weighting.UNIFORM, torch.float64).tolist() == pytest.approx([1 / 3] * 3)
+    roots = torch.tensor(EXAMPLES, dtype=torch.float64).sqrt()
+    assert torch.allclose(cohort_weights(EXAMPLES, Weighting.SQRT, torch.float64), roots / roots.sum())
 
 
 def test_the_mean_is_the_weighted_sum():
-    weights = cohort_weights(EXAMPLES, Weighting.EXAMPLES)
+    weights = cohort_weights(EXAMPLES, Weighting.EXAMPLES, torch.float64)
     torch.testing.assert_close(mean(vectors(), weights), weights @ vectors())
 
 
 def test_the_riemannian_mean_of_equal_vectors_is_that_vector():
     v = vectors(1)[0]
-    torch.testing.assert_close(riemannian_mean(v.expand(3, -1), cohort_weights(EXAMPLES, Weighting.RIEMANNIAN)), v)
+    torch.testing.assert_close(riemannian_mean(v.expand(3, -1), cohort_weights(EXAMPLES, Weighting.RIEMANNIAN, torch.float64)), v)
 
 
 def test_the_riemannian_mean_of_two_vectors_lies_on_their_great_circle_at_the_weighted_angle():
@@ -55,7 +55,7 @@ def test_the_riemannian_mean_of_two_vectors_lies_on_their_great_circle_at_the_we
 
 
 def test_the_riemannian_mean_cancels_all_pulls_on_the_sphere():
-    weights = cohort_weights(EXAMPLES, Weighting.EXAMPLES)
+    weights = cohort_weights(EXAMPLES, Weighting.EXAMPLES, torch.float64)
     point = riemannian_mean(vectors(), weights, iterations=60)
     point = point / point.norm()
     unit = vectors() / vectors().norm(dim=-1, keepdim=True)

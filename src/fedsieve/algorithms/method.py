@@ -245,7 +245,7 @@ class Method:
 
         A robust or private mean is the broadcast and a mean of the differences to it: there an absent entry is no change.
         """
-        shares = cohort_weights(examples(replies, like), self.weights)
+        shares = cohort_weights(examples(replies), self.weights, like.dtype, like.device)
         if self.private is not None or self.mean is not Mean.WEIGHTED:
             sent, moved = self.read(packet, like.dtype), self.moved(packet, replies, like.dtype)
             if self.private is None:
@@ -264,10 +264,9 @@ class Method:
         return riemannian_mean(vectors, shares) if self.weights is Weighting.RIEMANNIAN else mean(vectors, shares)
 
 
-def examples(replies: Sequence[Reply], like: Tensor) -> Float[Tensor, " k"]:
+def examples(replies: Sequence[Reply]) -> tuple[int, ...]:
     """n_k of those who replied."""
-    counts = replies.examples if isinstance(replies, Stack) else [reply.examples for reply in replies]
-    return torch.tensor(counts, dtype=like.dtype, device=like.device)
+    return tuple(replies.examples if isinstance(replies, Stack) else [reply.examples for reply in replies])
 
 
 def exactly(kept: Budget, theta: Float[Tensor, " p"], layout: Layout) -> Float[Tensor, " p"]:

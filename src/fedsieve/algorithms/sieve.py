@@ -252,7 +252,7 @@ class Sieve(Method):
         if found and self.ending is Ending.FROZEN:
             both = torch.tensor([LOG_ALPHA_LIMIT, -LOG_ALPHA_LIMIT]).to(both)
         if self.private is None:
-            server = server._replace(rows=server.rows + (examples(replies, theta).sum() - server.rows) / (clock.round + 1))
+            server = server._replace(rows=server.rows + (sum(examples(replies)) - server.rows) / (clock.round + 1))
         chosen = self.chosen(theta, server.log_alpha, layout, self.message_density(clock) if found else self.sent(server, clock))
         kept = chosen[: layout.gated].to(dtype).mean()
         shift = constraint.exact_shift(self.shape, both, self.open_density(clock), torch.stack((kept, 1 - kept)))

@@ -1,6 +1,7 @@
 """How replies become one vector."""
 
 from enum import StrEnum
+from functools import lru_cache
 
 import torch
 from jaxtyping import Bool, Float
@@ -38,8 +39,12 @@ class Mean(StrEnum):
     """the point with the least weighted distance to all replies (geometric median)"""
 
 
-def cohort_weights(examples: Float[Tensor, " k"], kind: Weighting) -> Float[Tensor, " k"]:
-    """w_k over the cohort that replied."""
+@lru_cache(maxsize=16)
+def cohort_weights(
+    counts: tuple[float, ...], kind: Weighting, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> Float[Tensor, " k"]:
+    """w_k over the cohort that replied, given n_k; the same in every exchange of a round."""
+    examples = torch.tensor(counts, dtype=dtype, device=device)
     raw = {Weighting.SQRT: torch.sqrt, Weighting.UNIFORM: torch.ones_like}.get(kind, torch.clone)(examples)
     return raw / raw.sum()
 

@@ -40,9 +40,10 @@ def slope(
 ) -> Float[Tensor, "*k n"]:
     """lambda grad_phi L_con: lambda P (1 - P), over |theta| in the paper's form; added in descent (L138; L136 has a slip, A1)."""
     scale = multiplier if form is Form.COUNT else multiplier / size
-    if log_alpha.ndim == 2 and (fast := passes_over(log_alpha)):
-        found = torch.empty_like(log_alpha)
-        fast.constraint_slope(log_alpha.numpy(), shape.offset, scale.expand(len(log_alpha)).contiguous().numpy(), found.numpy())
+    if fast := passes_over(log_alpha):
+        found, rows = torch.empty_like(log_alpha), (-1, log_alpha.shape[-1])
+        scales = scale.expand(log_alpha.shape[:-1]).contiguous().numpy()
+        fast.constraint_slope(log_alpha.numpy().reshape(rows), shape.offset, scales.reshape(-1), found.numpy().reshape(rows))
         return found
     p = active_probability(shape, log_alpha)
     return torch.ops.aten.sigmoid_backward(scale[..., None].expand_as(p), p)
@@ -69,7 +70,7 @@ def descend(
 
 def ascend(multiplier: Float[Tensor, "*k"], violation: Float[Tensor, "*k"], rate: float) -> Float[Tensor, "*k"]:
     """One dual step: lambda + eta_lambda * gap, restarted at 0 once the constraint holds (L138, decision B2)."""
-    return torch.where(violation > 0, multiplier + rate * violation, torch.zeros_like(multiplier))
+    return torch.where(violation > 0, torch.add(multiplier, violation, alpha=rate), 0.0)
 
 
 def exact_shift(

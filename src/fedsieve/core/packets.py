@@ -203,7 +203,7 @@ def round_values(values: Float[Tensor, "*k m"], bits: int, draw: Draw, purpose: 
     # The float32 scale is a hair wide, so that the largest value stays inside the levels.
     if fast := passes_over(values, noise):
         codes, scale = torch.empty(values.shape, dtype=torch.int8), values.new_empty(values.shape[:-1])
-        given, drawn, made = (part.view(-1, values.shape[-1]).numpy() for part in (values, noise, codes))
+        given, drawn, made = (part.numpy().reshape(-1, values.shape[-1]) for part in (values, noise, codes))
         fast.levels(given, drawn, step, tiny, half, lowest, highest, made, flat(scale))
         return Values(codes, scale, coding)
     scale = (torch.linalg.vector_norm(values, inf, dim=-1) * step).to(torch.float32).clamp_min(tiny)

@@ -43,7 +43,8 @@ class Rows:
 
     def places(self, clients: Sequence[int], hands: Sequence[np.ndarray]) -> Tensor:
         """Where the rows dealt to a stack of clients stand, (steps, k, b), given those of each, (steps, b)."""
-        dealt = np.stack(hands, axis=1) + self.offsets[clients][:, None]
+        dealt = np.concatenate(hands, axis=1).reshape(len(hands[0]), len(clients), -1)
+        dealt += self.offsets[clients][:, None]
         return torch.from_numpy(dealt).to(self.y.device)
 
     def batches(self, places: Tensor) -> Iterator[Batch]:
