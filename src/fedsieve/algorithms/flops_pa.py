@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from fedsieve.algorithms.gated import Gated, silenced
+from fedsieve.algorithms.gated import Gated
 from fedsieve.algorithms.method import fraction, server_step
 from fedsieve.core import gates, selection
 from fedsieve.core.constraint import Dual
@@ -120,17 +120,18 @@ class FlopsPA(Gated):
         The pair on the wire is (theta~, z), from which the receiver forms theta: the same content as (theta, z), but rounding
         theta~ does no harm where z is near 0.
         """
-        chosen = self.chosen(weights, log_alpha, layout, clock)
+        support = selection.top_places(self.score(weights, log_alpha), self.message_budget(layout, clock), layout.groups, layout.order)
+        inside, outside = log_alpha.gather(-1, support), log_alpha
         if clock.round >= max(self.prune_start * clock.rounds, self.warmup):
-            log_alpha = self.scaled(log_alpha, chosen)
-        support = selection.positions(chosen)
+            inside, outside = self.scaled(inside, True), self.scaled(outside, False)
         packet = sparse_packet(support, {"weights": weights}, self.bits, draw)
         if self.message is Message.LOG_ALPHA:
-            values = silenced(log_alpha, layout).gather(-1, support)
-            packet.fields["log_alpha"] = round_values(values, self.bits, draw, "log_alpha", zero_free=False)
-            packet.scalars["rest_gate"] = mean_outside(log_alpha, support, layout.size).to(torch.float32)
+            if layout.free:  # their limit would set the scale of all levels, and receivers know it
+                inside = inside.masked_fill(support >= layout.gated, 0.0)
+            packet.fields["log_alpha"] = round_values(inside, self.bits, draw, "log_alpha", zero_free=False)
+            packet.scalars["rest_gate"] = mean_outside(outside, support, layout.size).to(torch.float32)
         else:
-            gate = self.gates(log_alpha, layout, draw, "message gates", self.message_gates).value
+            gate = self.gates(outside.scatter(-1, support, inside), layout, draw, "message gates", self.message_gates).value
             gate = torch.cat((gate[..., : layout.gated], torch.ones_like(gate[..., layout.gated :])), dim=-1)
             packet.fields["gates"] = round_gates(gate.gather(-1, support), self.bits, draw, "gates")
             packet.scalars["rest_gate"] = mean_outside(gate, support, layout.size).clamp_min(self.rest_floor).to(torch.float32)

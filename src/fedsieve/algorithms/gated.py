@@ -220,7 +220,7 @@ class Gated(Method, ABC):
         """The top m of theta."""
         return selection.top(self.score(weights, log_alpha), self.message_budget(layout, clock), layout.groups)
 
-    def scaled(self, log_alpha: Float[Tensor, "*k p"], chosen: Bool[Tensor, "*k p"]) -> Float[Tensor, "*k p"]:
+    def scaled(self, log_alpha: Float[Tensor, "*k p"], chosen: Bool[Tensor, "*k p"] | bool) -> Float[Tensor, "*k p"]:
         """log_alpha pushed up where chosen and down elsewhere (L155-157)."""
         return selection.scale_log_alpha(log_alpha, chosen, self.scaling_rate, self.scaling)
 

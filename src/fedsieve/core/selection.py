@@ -1,5 +1,6 @@
 """Which weights are kept: the exact count m, top-m with deterministic ties, per-layer budgets, log_alpha scaling, schedules."""
 
+from collections.abc import Callable
 from enum import StrEnum
 from fractions import Fraction
 from math import prod
@@ -172,8 +173,7 @@ def top_count(score: Float[Tensor, "*k n"], kept: int) -> Bool[Tensor, "*k n"]:
         return torch.ones_like(score, dtype=torch.bool)
     if kept == 0:
         return torch.zeros_like(score, dtype=torch.bool)
-    if not score.amax().isfinite():
-        score = score.nan_to_num(nan=torch.inf, posinf=torch.inf)  # a broken weight is chosen, so that whoever validates sees it
+    score = _unbroken(score)
     least = _kth_largest(score, kept)
     chosen = score >= least
     if int(chosen.count_nonzero()) == kept * (chosen.numel() // chosen.shape[-1]):
@@ -181,6 +181,45 @@ def top_count(score: Float[Tensor, "*k n"], kept: int) -> Bool[Tensor, "*k n"]:
     above, tied = score > least, score == least
     room = kept - above.sum(-1, keepdim=True)
     return above | (tied & (tied.cumsum(-1) <= room))
+
+
+def top_places(
+    score: Float[Tensor, "*k n"],
+    parts: Budget,
+    groups: Int64[Tensor, " n"] | None = None,
+    order: Callable[[np.ndarray], np.ndarray] | None = None,
+) -> Int64[Tensor, "*k m"]:
+    """Where the mask of `top` is set, in increasing order, or in that of the places `order` gives (one part, no groups); ties go by it too."""
+    (_, kept), size = parts[0], score.shape[-1]
+    if groups is not None or len(parts) > 1 or not 0 < kept < size or score.device.type != "cpu":
+        places = positions(top(score, parts, groups))
+        return places if order is None else torch.from_numpy(_by(order, places.numpy()))
+    score = _unbroken(score)
+    found = np.stack([_top_of(row, kept, order) for row in score.numpy().reshape(-1, size)])
+    return torch.from_numpy(found).view(*score.shape[:-1], kept)
+
+
+def _unbroken(score: Float[Tensor, "*k n"]) -> Float[Tensor, "*k n"]:
+    """A broken weight is chosen, so that whoever validates sees it."""
+    return score if score.amax().isfinite() else score.nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
+def _top_of(row: Float[np.ndarray, " n"], k: int, order: Callable[[np.ndarray], np.ndarray] | None) -> Int64[np.ndarray, " k"]:
+    """Places of the k largest."""
+    likely = _likely(row, k)
+    values = row if likely is None else row[likely]
+    least = np.partition(values, len(values) - k)[len(values) - k]
+    found = np.flatnonzero(values >= least) if likely is None else likely[values >= least]
+    if len(found) > k:
+        tied = row[found] == least
+        first, found = found[tied], found[~tied]
+        first = first if order is None else _by(order, first)
+        found = np.sort(np.concatenate((found, first[: k - len(found)])))
+    return found if order is None else _by(order, found)
+
+
+def _by(order: Callable[[np.ndarray], np.ndarray], places: Int64[np.ndarray, "*k m"]) -> Int64[np.ndarray, "*k m"]:
+    return np.take_along_axis(places, order(places).argsort(-1), -1)
 
 
 SAMPLED = 64
@@ -197,15 +236,19 @@ def _kth_largest(score: Float[Tensor, "*k n"], k: int) -> Float[Tensor, "*k 1"]:
 
 
 def _kth_of(row: Float[np.ndarray, " n"], k: int) -> np.floating:
-    """Where few of many are kept, only scores above a bound that a sample suggests are partitioned."""
+    likely = _likely(row, k)
+    values = row if likely is None else row[likely]
+    return np.partition(values, len(values) - k)[len(values) - k]
+
+
+def _likely(row: Float[np.ndarray, " n"], k: int) -> Int64[np.ndarray, " c"] | None:
+    """Where few of many are kept, places of those above a bound that a sample suggests, the k largest among them; else None."""
     sample = row[::SAMPLED]
     guess = k // SAMPLED + 4 * int((k / SAMPLED) ** 0.5) + 8
-    if guess < len(sample) // 4:
-        bound = np.partition(sample, len(sample) - guess)[len(sample) - guess]
-        candidates = row[row >= bound]
-        if len(candidates) >= k:
-            row = candidates
-    return np.partition(row, len(row) - k)[len(row) - k]
+    if guess >= len(sample) // 4:
+        return None
+    places = np.flatnonzero(row >= np.partition(sample, len(sample) - guess)[len(sample) - guess])
+    return places if len(places) >= k else None
 
 
 def positions(mask: Bool[Tensor, "*k n"]) -> Int64[Tensor, "*k m"]:
@@ -231,13 +274,18 @@ def total_kept(parts: Budget) -> int:
     return sum(kept for _, kept in parts)
 
 
-def scale_log_alpha(log_alpha: Float[Tensor, "*k n"], chosen: Bool[Tensor, "*k n"], rate: float, kind: Scaling) -> Float[Tensor, "*k n"]:
+def scale_log_alpha(
+    log_alpha: Float[Tensor, "*k n"], chosen: Bool[Tensor, "*k n"] | bool, rate: float, kind: Scaling
+) -> Float[Tensor, "*k n"]:
     """Push log_alpha up where chosen and down elsewhere (L155-157; the literal form never closes an open gate, decision C1)."""
     if kind is Scaling.OFF:
         return log_alpha
-    push = torch.where(chosen, log_alpha.new_tensor(rate), log_alpha.new_tensor(-rate))
+    if isinstance(chosen, bool):
+        push = rate if chosen else -rate
+    else:
+        push = torch.where(chosen, log_alpha.new_tensor(rate), log_alpha.new_tensor(-rate))
     if kind is not Scaling.ADDITIVE:
-        push *= log_alpha.abs() if kind is Scaling.SIGN_AWARE else log_alpha
+        push = push * (log_alpha.abs() if kind is Scaling.SIGN_AWARE else log_alpha)
     return (log_alpha + push).clamp_(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
 
 

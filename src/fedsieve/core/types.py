@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 from torch import Tensor
 
 from fedsieve.core.packets import Packet, Part, joined
@@ -49,6 +50,8 @@ class Layout(NamedTuple):
     """the last coordinates, outside all layers: always kept, never gated, not counted in the density (an intercept)"""
     groups: Tensor | None = None
     """(size,): the group of each coordinate, numbered along the layers; a group is kept or dropped whole"""
+    order: Callable[[np.ndarray], np.ndarray] | None = None
+    """where some coordinates stand among all, if a vector holds a few of them in an order of its own (sparse rows)"""
 
     @property
     def gated(self) -> int:

@@ -74,14 +74,17 @@ class Local(Party):
         layout, held = self.objective.layout, packet.support.numpy(force=True) % self.objective.features
         picked = self._picked(clock, clients, held)
         sight = Sight.over(self.objective, picked.features, self.device)
-        begun = mapped(self.algorithm.client_init(sight.packet(packet), layout, clock, self.dtype), lambda part: part[None])
-        whole = _long_parts(begun, sight.size + 1)
-        seen, steps = self._steps_in_sight(_each(lambda part: part[:, :-1], whole, begun), whole, picked, sight, clock, clients)
-        state = _each(lambda part, start: torch.cat((sight.in_order(part), start[:, -1:]), dim=-1), whole, seen, begun)
-        reply = self._reply(self.algorithm.client_rest(state, self._missed(steps, alike=1), clock), clock, clients)
-        if int(reply.support[0, -1]) == sight.size:
+        begun = self.algorithm.client_init(sight.packet(packet), layout._replace(order=sight.places), clock, self.dtype)
+        state = mapped(begun, lambda part: part[None])
+        whole = _long_parts(state, sight.size + 1)
+        _, steps = self._steps_in_sight(_each(lambda part: part[:, :-1], whole, state), whole, picked, sight, clock, clients)
+        missed = np.repeat(np.append(self.algorithm.local_steps - steps, self.algorithm.local_steps), self.objective.outputs)
+        missed = torch.from_numpy(missed[: sight.size + 1]).to(self.device, self.dtype)[None]
+        reply = self._reply(self.algorithm.client_rest(state, missed, clock), clock, clients)
+        support = sight.places(reply.support.numpy(force=True))
+        if support[0, -1] == layout.size:
             return self.answer(self.algorithm.client_init(packet, layout, clock, self.dtype), clock, clients)
-        return reply._replace(size=layout.size, support=sight.places(reply.support))
+        return reply._replace(size=layout.size, support=torch.from_numpy(support).to(self.device))
 
     def _sparse_steps(self, state: Any, clock: Clock, clients: list[int]) -> Any:
         """The same client step on a restriction: only coordinates of features in the batch have a gradient.
@@ -122,14 +125,10 @@ class Local(Party):
             steps[at] += 1
         return seen, steps
 
-    def _missed(self, seen: np.ndarray, alike: int = 0) -> Tensor:
-        """How many steps had no gradient for each coordinate, (1, n), given how many had each feature.
-
-        Free coordinates always have one; those behind that stand for others never do.
-        """
-        objective, steps = self.objective, self.algorithm.local_steps
-        missed = torch.from_numpy(steps - seen).to(self.device, self.dtype).repeat(objective.outputs)
-        return torch.cat((missed, missed.new_zeros(objective.layout.free), missed.new_full((alike,), steps)))[None]
+    def _missed(self, seen: np.ndarray) -> Tensor:
+        """How many steps had no gradient for each coordinate, (1, n), given how many had each feature; free ones always have one."""
+        missed = torch.from_numpy(self.algorithm.local_steps - seen).to(self.device, self.dtype).repeat(self.objective.outputs)
+        return torch.cat((missed, missed.new_zeros(self.objective.layout.free)))[None]
 
     def _held(self, state: Any) -> np.ndarray:
         """Features with a weight that is not zero."""

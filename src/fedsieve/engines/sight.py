@@ -32,20 +32,16 @@ class Sight(NamedTuple):
 
     def packet(self, packet: Packet) -> Packet:
         """A packet that speaks only of features in sight, as one of the vector in sight and one number more, of which it is silent."""
-        feature, output = (
-            part.numpy(force=True) for part in (packet.support % self.objective.features, packet.support // self.objective.features)
-        )
-        support = np.searchsorted(self.features, feature) * self.objective.outputs + output
+        output, feature = np.divmod(packet.support.numpy(force=True), self.objective.features)
+        place = np.empty(self.objective.features, dtype=np.int64)
+        place[self.features] = np.arange(len(self.features))
+        support = place[feature] * self.objective.outputs + output
         return packet._replace(size=self.size + 1, support=torch.from_numpy(support).to(packet.support.device))
 
-    def in_order(self, part: Tensor) -> Tensor:
-        """A vector in sight, (1, n), in the order of the whole: output by output."""
-        return part.view(len(self.features), -1).T.reshape(1, -1)
-
-    def places(self, support: Tensor) -> Tensor:
-        """Where entries of a vector in order stand in the whole."""
-        output, place = support // len(self.features), support % len(self.features)
-        return output * self.objective.features + self.where[place]
+    def places(self, support: np.ndarray) -> np.ndarray:
+        """Where entries of a vector in sight stand in the whole; the number more, behind all of it."""
+        place, output = np.divmod(support, self.objective.outputs)
+        return output * self.objective.features + np.append(self.features, self.objective.layout.size)[place]
 
     def of(self, whole: Tensor) -> Tensor:
         """The part of (1, p) that is in sight."""
