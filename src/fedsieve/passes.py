@@ -6,7 +6,7 @@ the bit, gates to a few units in the last place. Compiled once a machine and kep
 
 import numba
 import numpy as np
-from numba import boolean, float32, float64, int8, int32, int64, types, uint64, void
+from numba import boolean, float32, float64, int8, int64, types, uint64, void
 from numba.extending import intrinsic
 
 F, WORD, U = np.float32, np.int32, np.uint64
@@ -240,26 +240,6 @@ def row_gradient(rows, places, weights, intercept, y, logistic, loss, slope, out
                 slope[k, o] += p + q + r + s
                 for j in range(features):
                     total[j] += p * a[j] + q * b[j] + r * c[j] + s * d[j]
-
-
-@compiled(int32[::1], int64[::1], ROW, TABLE, TABLE)
-def sparse_product(starts, columns, values, matrix, out):
-    """Rows of a CSR matrix times a matrix."""
-    for i in range(len(out)):
-        out[i] = F(0)
-        for j in range(starts[i] - starts[0], starts[i + 1] - starts[0]):
-            for c in range(out.shape[1]):
-                out[i, c] += values[j] * matrix[columns[j], c]
-
-
-@compiled(int32[::1], int64[::1], ROW, TABLE, TABLE)
-def sparse_product_back(starts, columns, values, slope, out):
-    """The transpose of a CSR matrix times a matrix."""
-    out[:] = F(0)
-    for i in range(len(slope)):
-        for j in range(starts[i] - starts[0], starts[i + 1] - starts[0]):
-            for c in range(out.shape[1]):
-                out[columns[j], c] += values[j] * slope[i, c]
 
 
 @compiled(TABLE, TABLE, float32, float32, float32, float32, float32, int8[:, ::1], float32[::1])

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -12,7 +14,8 @@ from torch import Tensor
 from fedsieve.algorithms.gated import Gated
 from fedsieve.algorithms.method import fraction, server_step
 from fedsieve.core import gates, selection
-from fedsieve.core.constraint import Dual
+from fedsieve.core.compiled import flat, passes_over, sparse_passes
+from fedsieve.core.constraint import Dual, Form
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT
 from fedsieve.core.optimizers import Moments
 from fedsieve.core.packets import Packet, Part, round_gates, round_values, sparse_packet
@@ -188,6 +191,23 @@ class FlopsPA(Gated):
             weights=torch.addcmul(client.weights, slopes.size, slopes.weights, value=-1),
             log_alpha=self.turned(client.log_alpha, slopes.log_alpha, client.multiplier, size, groups, rate),
         )
+
+    def step_in_place(self, objective: Objective, client: Client, at: Int64[np.ndarray, " n"], batch: Batch, clock: Clock) -> bool:
+        """The same step compiled: gates, products with the rows, and the move, nothing copied out and back."""
+        layout, vectors = objective.layout, (client.weights, client.log_alpha)
+        simple = self.step_gates is GateNoise.DETERMINISTIC and self.samples == 1 and self.clip == inf and not self.entropy
+        if not simple or layout.free or layout.groups is not None or not passes_over(*vectors):
+            return False
+        tables = [part.view(-1, objective.outputs).numpy() for part in vectors]
+        theta, value, lever = (torch.empty(1, layout.size) for _ in range(3))
+        sparse_passes().touched_gates(*tables, at, *self.shape, *map(flat, (theta, value, lever)))
+        loss, gradient = objective.gradient(theta, batch)
+        by_weight = value.mul_(gradient)
+        size = float(self.step_size(loss, by_weight, batch, clock))
+        pull = float(client.multiplier) / (1 if self.constraint is Form.COUNT else client.layout.gated)
+        down, rate = map(flat, (by_weight, gradient, lever)), self.gate_rate * self.decay(clock)
+        sparse_passes().touched_step(*tables, at, *down, size, self.shape.offset, pull, rate, LOG_ALPHA_LIMIT)
+        return True
 
     @property
     def rest_alike(self) -> bool:

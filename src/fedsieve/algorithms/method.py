@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from math import inf
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
@@ -187,6 +188,10 @@ class Method:
         return layout.groups is None or all(selection.even(layout.groups[part]) for part, _ in self.final_budget(layout))
 
     # One step and one message
+
+    def step_in_place(self, objective: Objective, client: Any, at: np.ndarray, batch: Batch, clock: Clock) -> bool:
+        """`client_step` on the features `at` some places of a client that holds more, where they stand: not by this method."""
+        return False
 
     def client_rest(self, client: Any, missed: Float[Tensor, "k p"], clock: Clock) -> Any:
         """What local steps do to coordinates without a gradient, `missed` times each, where rows are sparse: nothing."""

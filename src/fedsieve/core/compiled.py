@@ -31,6 +31,14 @@ def image_passes() -> ModuleType:
     return image_passes
 
 
+@cache
+def sparse_passes() -> ModuleType:
+    """Those over sparse rows, likewise."""
+    from fedsieve import sparse_passes
+
+    return sparse_passes
+
+
 def passes_over(*vectors: Tensor, size: int | None = None) -> ModuleType | None:
     """The compiled passes, if these vectors can take them; `size` is the length of the model where they are not as long."""
     if (size or vectors[0].shape[-1]) < LEAST:

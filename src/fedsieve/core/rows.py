@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int, Int64, Shaped
 from torch import Tensor
 
-from fedsieve.core.compiled import passes, passes_over
+from fedsieve.core.compiled import passes, passes_over, sparse_passes
 
 
 class SparseBatch:
@@ -17,7 +17,7 @@ class SparseBatch:
         self, starts: Int[np.ndarray, " rows"], columns: Int[np.ndarray, " n"], values: Float[np.ndarray, " n"], features: int
     ) -> None:
         self.starts = np.ascontiguousarray(starts - starts[0], dtype=np.int32)
-        self.columns = np.ascontiguousarray(columns, dtype=np.int64)
+        self.columns = np.ascontiguousarray(columns, dtype=np.int32)
         self.values = np.ascontiguousarray(values)
         self.features = features
 
@@ -31,17 +31,17 @@ class SparseBatch:
     def times(self, matrix: Float[Tensor, "1 c f"]) -> Float[Tensor, "1 c b"]:
         """The model's outputs."""
         by_feature = matrix[0].T.contiguous()
-        if fast := passes_over(by_feature, size=by_feature.numel()):
+        if passes_over(by_feature, size=by_feature.numel()):
             out = torch.empty(len(self.starts) - 1, matrix.shape[1])
-            fast.sparse_product(self.starts, self.columns, self.values, by_feature.numpy(), out.numpy())
+            sparse_passes().sparse_product(self.starts, self.columns, self.values, by_feature.numpy(), out.numpy())
             return out.T[None]
         return torch.bmm(matrix, self.dense.to(matrix.device).transpose(1, 2))
 
     def back(self, slope: Float[Tensor, "1 c b"]) -> Float[Tensor, "1 f c"]:
         """The gradient, feature by feature, of a loss whose derivative in the outputs is `slope`."""
         out = slope.new_empty(self.features, slope.shape[1])
-        if fast := passes_over(out, size=out.numel()):
-            fast.sparse_product_back(self.starts, self.columns, self.values, slope[0].T.contiguous().numpy(), out.numpy())
+        if passes_over(out, size=out.numel()):
+            sparse_passes().sparse_product_back(self.starts, self.columns, self.values, slope[0].T.contiguous().numpy(), out.numpy())
             return out[None]
         return torch.bmm(self.dense.to(slope.device).transpose(1, 2), slope.transpose(1, 2))
 

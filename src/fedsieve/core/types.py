@@ -224,6 +224,10 @@ class Algorithm(Protocol):
         """One local step of a stack of clients."""
         ...
 
+    def step_in_place(self, objective: Objective, client: Any, at: Any, batch: Batch, clock: Clock) -> bool:
+        """`client_step` on some features of a client that holds more, where they stand; False where there is no form of it for that."""
+        ...
+
     def client_reply(self, client: Any, clock: Clock, draw: Draw) -> Packet:
         """What each client of the stack sends back."""
         ...

@@ -113,16 +113,13 @@ class Local(Party):
         steps = np.zeros(len(sight.features))
         for step in range(algorithm.local_steps):
             at, batch = picked.batch(step, self._kept(seen, sight) if algorithm.projects else None)
-            where = torch.from_numpy(at).to(self.device)
-            small = algorithm.client_step(
-                objective.restricted(len(at)),
-                _each(partial(sight.narrow, where), whole, seen),
-                batch._replace(smoothness=smoothness),
-                clock,
-                self._draw(clock, step, clients, partial(sight.coordinates, at)),
-            )
-            seen = _each(partial(sight.widen, where), whole, seen, small)
             steps[at] += 1
+            batch, narrow = batch._replace(smoothness=smoothness), objective.restricted(len(at))
+            if algorithm.step_in_place(narrow, seen, at, batch, clock):
+                continue
+            where, draw = torch.from_numpy(at).to(self.device), self._draw(clock, step, clients, partial(sight.coordinates, at))
+            small = algorithm.client_step(narrow, _each(partial(sight.narrow, where), whole, seen), batch, clock, draw)
+            seen = _each(partial(sight.widen, where), whole, seen, small)
         return seen, steps
 
     def _missed(self, seen: np.ndarray) -> Tensor:
