@@ -4,7 +4,7 @@ import numba
 import numpy as np
 from numba import float32, int32, int64
 
-from fedsieve.passes import ROW, TABLE, F, compiled, exponential, wide
+from fedsieve.passes import ROW, TABLE, F, compiled, exponential, miss, wide
 
 BLOCK = 32
 """Features at a time: their numbers stay in the fastest memory."""
@@ -90,6 +90,30 @@ def touched_step(weights, log_alpha, at, by_weight, gradient, lever, size, offse
             for j in range(outputs):
                 w[j] -= size * one[j]
                 g[j] = two[j]
+
+
+@compiled(TABLE, TABLE, ROW, float32, float32, float32, TABLE)
+def drift(log_alpha, missed, multiplier, offset, rate, limit, out):
+    """See `constraint.drift`."""
+    wide()
+    for k in range(len(log_alpha)):
+        old, times, new, pull = log_alpha[k], missed[k], out[k], rate * multiplier[k]
+        for i in range(len(old)):
+            p = F(1) / (F(1) + exponential(-(old[i] + offset)))
+            turned = old[i] - pull * times[i] * p * (F(1) - p)
+            new[i] = -limit if turned < -limit else limit if turned > limit else turned  # a broken number stays broken
+
+
+@compiled(TABLE, TABLE, ROW, TABLE, reassociate=True)
+def binary_loss(logits, labels, loss, slope):
+    """See `Linear.gradient`: the mean logistic loss of each client's cells, and its derivative in the logits."""
+    for k in range(len(logits)):
+        logit, y, out, total, share = logits[k], labels[k], slope[k], F(0), F(1) / F(logits.shape[1])
+        for i in range(len(logit)):
+            one, by = miss(logit[i], y[i], True)
+            total += one
+            out[i] = share * by
+        loss[k] = share * total
 
 
 @compiled(int32[::1], int64[::1], int32[::1], int64[::1], int32[::1])

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from fedsieve.algorithms.gated import Gated
 from fedsieve.algorithms.method import fraction, server_step
-from fedsieve.core import gates, selection
+from fedsieve.core import constraint, gates, selection
 from fedsieve.core.compiled import flat, passes_over, sparse_passes
 from fedsieve.core.constraint import Dual, Form
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT
-from fedsieve.core.optimizers import Moments
+from fedsieve.core.optimizers import Moments, Optimizer
 from fedsieve.core.packets import Packet, Part, round_gates, round_values, sparse_packet
 from fedsieve.core.streams import Draw
 from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
@@ -228,6 +228,9 @@ class FlopsPA(Gated):
         pull = float(client.multiplier.max()) + self.entropy
         steps = 1 if rate * self.steps * pull < LARGE_DRIFT else self.steps
         log_alpha = client.log_alpha
+        if steps == 1 and not self.entropy and client.layout.groups is None:
+            form, size = self.constraint, client.layout.gated
+            return client._replace(log_alpha=constraint.drift(self.shape, log_alpha, missed, client.multiplier, form, size, rate))
         for step in range(steps):
             times = missed if steps == 1 else (missed > step).to(log_alpha)
             drift = self.regularize(log_alpha, client.multiplier, client.layout.gated, client.layout.groups).mul_(times)
@@ -240,12 +243,10 @@ class FlopsPA(Gated):
 
     def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
         """theta and z averaged, theta~ = theta / z, phi from z (L183-186); what the broadcast left out is remembered (E5)."""
-        sent = packet.only(server.theta)
         by_gate = self.message is Message.GATES
         merged = self.merged(packet, replies, server.theta, clock, draw)
         gate = self.opening(merged["gate"], server.layout) if by_gate else merged["gate"]
-        theta, moments = server_step(self, server.moments, sent, merged["theta"])
-        theta = torch.add(theta, server.theta - sent, alpha=self.memory)
+        theta, moments = self.moved_on(server, packet, merged["theta"])
         log_alpha = self.settled(self.log_alpha_of(gate), server.layout)
         log_alpha = self.tighten(log_alpha, server.layout, self.message_density(clock))
         return server._replace(
@@ -255,6 +256,18 @@ class FlopsPA(Gated):
             multiplier=self.ascend(server.multiplier, log_alpha, server.layout, clock),
             moments=moments,
         )
+
+    def moved_on(self, server: Server, packet: Packet, mean: Float[Tensor, " p"]) -> tuple[Float[Tensor, " p"], Moments]:
+        """What was sent, moved towards the cohort's mean, and what was not, times `memory`."""
+        at = packet.support
+        if self.server is not Optimizer.SGD or at is None:
+            sent = packet.only(server.theta)
+            theta, moments = server_step(self, server.moments, sent, mean)
+            return torch.add(theta, server.theta - sent, alpha=self.memory), moments
+        sent = server.theta[at]  # elsewhere the step goes from 0, to the mean times the rate
+        moved = sent - self.server_rate * (sent - mean[at])
+        theta = mean if self.server_rate == 1 else self.server_rate * mean
+        return torch.add(theta, server.theta, alpha=self.memory).scatter_(0, at, moved), server.moments
 
     def close(self, server: Server, clock: Clock) -> Server:
         """Scaling happens in each message, on both sides, from the first round (L171)."""

@@ -58,10 +58,10 @@ def sparse_mean(part: Part, weights: Float[Tensor, " k"], size: int) -> Float[Te
     """sum_k w_k v_k of a stack that speaks of a few coordinates each: client after client, in every engine."""
     if part.support is None:
         return mean(part.values, weights)
-    total, values = part.values.new_zeros(size), part.values
+    values, rest = part.values, 0.0
     if part.elsewhere is not None:
-        total += (weights * part.elsewhere).sum()
-        values = values - part.elsewhere[:, None]
+        values, rest = values - part.elsewhere[:, None], (weights * part.elsewhere).sum()
+    total = values.new_empty(size).fill_(rest)
     for places, addend in zip(part.support, values * weights[:, None], strict=True):
         total.index_add_(0, places, addend)
     return total

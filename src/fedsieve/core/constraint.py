@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsieve.core.compiled import passes_over
+from fedsieve.core.compiled import passes_over, sparse_passes
 from fedsieve.core.gates import LOG_ALPHA_LIMIT, HardConcrete, active_probability
 
 
@@ -65,6 +65,26 @@ def descend(
         fast.gate_step(log_alpha.numpy(), gradient.numpy(), shape.offset, scale.contiguous().numpy(), rate, LOG_ALPHA_LIMIT, found.numpy())
         return found
     turn = gradient + slope(shape, log_alpha, multiplier, form, size)
+    return log_alpha.sub(turn, alpha=rate).clamp_(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
+
+
+def drift(
+    shape: HardConcrete,
+    log_alpha: Float[Tensor, "k n"],
+    missed: Float[Tensor, "k n"],
+    multiplier: Float[Tensor, " k"],
+    form: Form,
+    size: int,
+    rate: float,
+) -> Float[Tensor, "k n"]:
+    """log_alpha - eta_phi n lambda grad_phi L_con, inside its limits: n steps at once, the first order of them."""
+    if passes_over(log_alpha, missed):
+        found = torch.empty_like(log_alpha)
+        scale = multiplier if form is Form.COUNT else multiplier / size
+        given = (part.numpy() for part in (log_alpha, missed, scale.contiguous()))
+        sparse_passes().drift(*given, shape.offset, rate, LOG_ALPHA_LIMIT, found.numpy())
+        return found
+    turn = slope(shape, log_alpha, multiplier, form, size).mul_(missed)
     return log_alpha.sub(turn, alpha=rate).clamp_(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
 
 

@@ -78,8 +78,8 @@ class Local(Party):
         state = mapped(begun, lambda part: part[None])
         whole = _long_parts(state, sight.size + 1)
         _, steps = self._steps_in_sight(_each(lambda part: part[:, :-1], whole, state), whole, picked, sight, clock, clients)
-        missed = np.repeat(np.append(self.algorithm.local_steps - steps, self.algorithm.local_steps), self.objective.outputs)
-        missed = torch.from_numpy(missed[: sight.size + 1]).to(self.device, self.dtype)[None]
+        missed = torch.from_numpy(self.algorithm.local_steps - np.append(steps, 0)).to(self.device, self.dtype)
+        missed = missed[:, None].expand(-1, self.objective.outputs).reshape(1, -1)[:, : sight.size + 1]
         reply = self._reply(self.algorithm.client_rest(state, missed, clock), clock, clients)
         support = sight.places(reply.support.numpy(force=True))
         if support[0, -1] == layout.size:

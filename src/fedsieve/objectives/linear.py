@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from fedsieve.core.compiled import passes_over
+from fedsieve.core.compiled import passes_over, sparse_passes
 from fedsieve.core.rows import PickedRows
 from fedsieve.core.streams import Draw, normal
 from fedsieve.core.types import Batch, Layout, SparseRows
@@ -117,7 +117,11 @@ class Linear:
                 slope = logs.exp().scatter_add(1, target, torch.full_like(logs[:, :1], -1.0))
                 return -logs.gather(1, target).sum((1, 2)) / rows, slope / rows
             case Loss.MULTILABEL:
-                target = y.transpose(1, 2)
+                target, by_row = y.transpose(1, 2), logits.transpose(1, 2)
+                if passes_over(by_row, y, size=self.layout.size):
+                    loss, slope = logits.new_empty(len(logits)), torch.empty_like(by_row)
+                    sparse_passes().binary_loss(*(part.flatten(1).numpy() for part in (by_row, y)), loss.numpy(), slope.flatten(1).numpy())
+                    return loss, slope.transpose(1, 2)
                 cells = rows * self.outputs
                 loss = (functional.softplus(logits) - target * logits).sum((1, 2)) / cells
                 return loss, (torch.sigmoid(logits) - target) / cells
