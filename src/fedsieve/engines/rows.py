@@ -112,7 +112,9 @@ def renumbered(numbers: np.ndarray, size: int, also: np.ndarray | None) -> tuple
     present[numbers] = True
     if also is not None:
         present[also] = True
-    return np.flatnonzero(present), (np.cumsum(present) - 1)[numbers]
+    found, place = np.flatnonzero(present), np.empty(size, dtype=np.int32)
+    place[found] = np.arange(len(found), dtype=np.int32)
+    return found, place[numbers]
 
 
 def deal(seed: int, clock: Clock, client: int, count: int, size: int | None, steps: int) -> np.ndarray:
