@@ -9,9 +9,10 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "fedsieve"
 MAY_IMPORT = {
-    "core": {"core", "passes", "image_passes"},
+    "core": {"core", "passes", "image_passes", "sparse_passes"},
     "passes": set(),
     "image_passes": {"passes"},
+    "sparse_passes": {"passes"},
     "algorithms": {"core", "algorithms"},
     "objectives": {"core", "objectives"},
     "metrics": {"core"},
@@ -28,6 +29,7 @@ OUTSIDE = {
     "core": {"torch", "numpy", "jaxtyping"},
     "passes": {"numba", "numpy"},
     "image_passes": {"numba"},
+    "sparse_passes": {"numba", "numpy"},
     "algorithms": {"torch", "jaxtyping"},
     "train": {"torch"},
     "wire": {"torch", "numpy"},

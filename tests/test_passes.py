@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_matrix
 from torch import nn
 from torch.nn import functional
 
@@ -11,7 +12,9 @@ from fedsieve.core.constraint import Form
 from fedsieve.core.gates import LOG_ALPHA_LIMIT, GateAtTest, HardConcrete
 from fedsieve.core.optimizers import Optimizer
 from fedsieve.core.rows import PickedRows, SparseBatch
+from fedsieve.core.touched import Tables
 from fedsieve.core.types import Batch
+from fedsieve.engines.rows import renumbered
 from fedsieve.objectives import images as image_passes
 from fedsieve.objectives.images import Compiled
 from fedsieve.objectives.linear import Linear, Loss
@@ -95,19 +98,62 @@ def test_the_pull_of_the_constraint_agrees(monkeypatch, form):
         torch.testing.assert_close(fast, slow, atol=5e-7, rtol=0)
 
 
+@pytest.mark.parametrize("kind", [None, csr_matrix])
 @pytest.mark.parametrize("intercept", [False, True])
-def test_sparse_products_agree(monkeypatch, intercept):
+def test_sparse_products_agree(monkeypatch, intercept, kind):
     rng = np.random.default_rng(3)
     dense = (rng.standard_normal((6, 400)) * (rng.random((6, 400)) < 0.05)).astype(np.float32)
     rows, columns = dense.nonzero()
     starts = (np.searchsorted(rows, np.arange(7)) + 11).astype(np.int32)  # as cut from a longer matrix
-    x = SparseBatch(starts, columns, dense[rows, columns], 400)
+    x = SparseBatch(starts, columns, dense[rows, columns], 400, kind)
     assert np.array_equal(x.dense[0].numpy(), dense)
     objective = Linear(loss=Loss.MULTILABEL, features=400, outputs=3, intercept=intercept, transposed=True)
     batch = Batch(x, torch.from_numpy((rng.random((1, 6, 3)) < 0.5).astype(np.float32)))
     theta = torch.from_numpy(rng.standard_normal((1, objective.layout.size)).astype(np.float32))
     for fast, slow in zip(*both(monkeypatch, lambda: objective.gradient(theta, batch)), strict=True):
         torch.testing.assert_close(fast, slow, atol=1e-6, rtol=1e-5)
+
+
+def test_a_step_on_touched_features_agrees_and_leaves_the_others(monkeypatch):
+    """Compiled and in torch, and as the step on a copy of those features alone."""
+    outputs, at = 17, torch.arange(3, 90, 2)
+    given = [part[0, : 100 * outputs].view(100, outputs) for part in (stack(2, seed=1).view(1, -1), stack(2, seed=2).view(1, -1))]
+    gradient, multiplier, size = stack(2, seed=3).view(1, -1)[:, : len(at) * outputs], torch.tensor([0.7]), torch.tensor([[0.3]])
+
+    def step():
+        tables = Tables(*(part.clone() for part in given))
+        opened = tables.opened(SHAPE, at)
+        tables.step(SHAPE, at, gradient * opened.value, (gradient, opened.lever), size, multiplier, Form.COUNT, 5, 0.2)
+        return *opened, *tables
+
+    fast, slow = both(monkeypatch, step)
+    for one, other in zip(fast, slow, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-6, rtol=1e-6)
+    weights, log_alpha = (part[at].view(1, -1) for part in given)
+    by_weight, by_gate = gates.chain(gradient, weights, gates.deterministic(SHAPE, log_alpha))
+    turned = constraint.descend(SHAPE, log_alpha, by_gate, multiplier, Form.COUNT, 5, 0.2)
+    untouched = torch.ones(100, dtype=torch.bool).index_fill(0, at, False)
+    for new, old, expected in zip(fast[3:], given, (weights - size * by_weight, turned), strict=True):
+        torch.testing.assert_close(new[at].view(1, -1), expected, atol=2e-6, rtol=1e-6)
+        assert torch.equal(new[untouched], old[untouched])
+
+
+@pytest.mark.parametrize("form", Form)
+def test_the_drift_of_untouched_gates_agrees(monkeypatch, form):
+    missed = stack(seed=1).abs().floor()
+    fast, slow = both(monkeypatch, lambda: constraint.drift(SHAPE, stack(), missed, torch.tensor([0.0, 0.5, 3e3]), form, SIZE, 0.1))
+    torch.testing.assert_close(fast, slow, atol=2e-6, rtol=1e-6)
+    assert torch.equal(fast[0], stack()[0].clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT))
+    assert constraint.drift(SHAPE, stack() * torch.nan, missed, torch.ones(3), form, SIZE, 0.1).isnan().all()
+
+
+@pytest.mark.parametrize("also", [None, np.array([0, 5, 1999])])
+def test_features_are_numbered_alike(monkeypatch, also):
+    numbers = np.random.default_rng(0).integers(0, 2000, SIZE)
+    for fast, slow in zip(*both(monkeypatch, lambda: renumbered(numbers, 2000, also)), strict=True):
+        assert np.array_equal(fast, slow)
+    found, places = renumbered(numbers, 2000, also)
+    assert np.array_equal(found, np.union1d(numbers, [] if also is None else also)) and np.array_equal(found[places], numbers)
 
 
 def derivatives(compute, inputs):

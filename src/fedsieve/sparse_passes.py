@@ -50,7 +50,7 @@ def lift(table, at, out):
 
 @compiled(TABLE, TABLE, int64[::1], float32, float32, float32, ROW, ROW, ROW)
 def touched_gates(weights, log_alpha, at, temperature, low, high, theta, value, lever):
-    """See `FlopsPA.step_in_place`: theta~ z, z and theta~ dz/dphi of the features at some places."""
+    """See `touched.Tables.opened`."""
     wide()
     width, peak, outputs = high - low, (high - low) / temperature, weights.shape[1]
     w, phi = np.empty(BLOCK * outputs, F), np.empty(BLOCK * outputs, F)
@@ -71,7 +71,7 @@ def touched_gates(weights, log_alpha, at, temperature, low, high, theta, value, 
 
 @compiled(TABLE, TABLE, int64[::1], ROW, ROW, ROW, float32, float32, float32, float32, float32)
 def touched_step(weights, log_alpha, at, by_weight, gradient, lever, size, offset, multiplier, rate, limit):
-    """See `FlopsPA.step_in_place`: theta~ down its gradient, phi as in `passes.gate_step`, where they stand."""
+    """See `touched.Tables.step`."""
     wide()
     outputs = weights.shape[1]
     phi, new = np.empty(BLOCK * outputs, F), np.empty(BLOCK * outputs, F)

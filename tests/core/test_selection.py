@@ -1,5 +1,6 @@
 from decimal import Decimal
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -37,6 +38,24 @@ def test_the_top_is_the_largest_with_ties_to_the_lowest_index(values, data):
     mask = selection.top_count(torch.tensor(values, dtype=torch.float64), kept)
     brute = sorted(range(len(values)), key=lambda i: (-values[i], i))[:kept]
     assert mask.nonzero()[:, 0].tolist() == sorted(brute)
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=30), st.data())
+def test_the_places_of_the_top_are_its_mask_in_the_order_asked_for(values, data):
+    kept, size = data.draw(st.integers(1, len(values))), len(values)
+    score, parts = torch.tensor(values, dtype=torch.float64)[None], ((slice(0, size), kept),)
+    assert torch.equal(selection.top_places(score, parts), selection.positions(selection.top(score, parts)))
+    stands = np.array(data.draw(st.permutations(range(size))))
+    brute = sorted(sorted(range(size), key=lambda i: (-values[i], stands[i]))[:kept], key=lambda i: stands[i])
+    assert selection.top_places(score, parts, order=lambda places: stands[places])[0].tolist() == brute
+
+
+def test_few_of_many_are_found_among_those_a_sample_suggests():
+    score = torch.rand(2, 40_000, generator=torch.Generator().manual_seed(0)).mul(2000).floor()
+    parts = ((slice(0, 40_000), 300),)
+    assert torch.equal(selection.top_places(score, parts), selection.positions(selection.top(score, parts)))
+    score[1, 77] = torch.nan
+    assert 77 in selection.top_places(score, parts)[1]
 
 
 def test_a_stack_is_selected_row_by_row():

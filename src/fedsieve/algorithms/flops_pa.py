@@ -6,7 +6,6 @@ from enum import StrEnum
 from math import inf
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -14,12 +13,12 @@ from torch import Tensor
 from fedsieve.algorithms.gated import Gated
 from fedsieve.algorithms.method import fraction, server_step
 from fedsieve.core import constraint, gates, selection
-from fedsieve.core.compiled import flat, passes_over, sparse_passes
-from fedsieve.core.constraint import Dual, Form
+from fedsieve.core.constraint import Dual
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT
 from fedsieve.core.optimizers import Moments, Optimizer
 from fedsieve.core.packets import Packet, Part, round_gates, round_values, sparse_packet
 from fedsieve.core.streams import Draw
+from fedsieve.core.touched import Tables
 from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
 
 LARGE_DRIFT = 0.01
@@ -192,21 +191,17 @@ class FlopsPA(Gated):
             log_alpha=self.turned(client.log_alpha, slopes.log_alpha, client.multiplier, size, groups, rate),
         )
 
-    def step_in_place(self, objective: Objective, client: Client, at: Int64[np.ndarray, " n"], batch: Batch, clock: Clock) -> bool:
-        """The same step compiled: gates, products with the rows, and the move, nothing copied out and back."""
-        layout, vectors = objective.layout, (client.weights, client.log_alpha)
-        simple = self.step_gates is GateNoise.DETERMINISTIC and self.samples == 1 and self.clip == inf and not self.entropy
-        if not simple or layout.free or layout.groups is not None or not passes_over(*vectors):
+    def step_in_place(self, objective: Objective, client: Client, at: Int64[Tensor, " n"], batch: Batch, clock: Clock) -> bool:
+        """The same step with gates at their median, each weight with its own; nothing is copied out and back where it is compiled."""
+        plain = self.step_gates is GateNoise.DETERMINISTIC and self.samples == 1 and self.clip == inf and not self.entropy
+        if not plain or objective.layout.free or objective.layout.groups is not None:
             return False
-        tables = [part.view(-1, objective.outputs).numpy() for part in vectors]
-        theta, value, lever = (torch.empty(1, layout.size) for _ in range(3))
-        sparse_passes().touched_gates(*tables, at, *self.shape, *map(flat, (theta, value, lever)))
+        tables = Tables(*(part.view(-1, objective.outputs) for part in (client.weights, client.log_alpha)))
+        theta, value, lever = tables.opened(self.shape, at)
         loss, gradient = objective.gradient(theta, batch)
-        by_weight = value.mul_(gradient)
-        size = float(self.step_size(loss, by_weight, batch, clock))
-        pull = float(client.multiplier) / (1 if self.constraint is Form.COUNT else client.layout.gated)
-        down, rate = map(flat, (by_weight, gradient, lever)), self.gate_rate * self.decay(clock)
-        sparse_passes().touched_step(*tables, at, *down, size, self.shape.offset, pull, rate, LOG_ALPHA_LIMIT)
+        by_weight, size = value.mul_(gradient), client.layout.gated
+        step, rate = self.step_size(loss, by_weight, batch, clock), self.gate_rate * self.decay(clock)
+        tables.step(self.shape, at, by_weight, (gradient, lever), step, client.multiplier, self.constraint, size, rate)
         return True
 
     @property

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, fields
 from math import inf
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
@@ -189,7 +188,7 @@ class Method:
 
     # One step and one message
 
-    def step_in_place(self, objective: Objective, client: Any, at: np.ndarray, batch: Batch, clock: Clock) -> bool:
+    def step_in_place(self, objective: Objective, client: Any, at: Int64[Tensor, " n"], batch: Batch, clock: Clock) -> bool:
         """`client_step` on the features `at` some places of a client that holds more, where they stand: not by this method."""
         return False
 

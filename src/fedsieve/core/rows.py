@@ -1,5 +1,6 @@
 """Rows of a batch that are not copied out or made dense, and their two products with a linear model."""
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -12,15 +13,21 @@ from fedsieve.core.compiled import passes, passes_over, sparse_passes
 
 
 class SparseBatch:
-    """One client's rows over the features they have: CSR, cut out of a longer matrix."""
+    """One client's rows over the features they have: CSR, cut out of a longer matrix of some class of SciPy's."""
 
     def __init__(
-        self, starts: Int[np.ndarray, " rows"], columns: Int[np.ndarray, " n"], values: Float[np.ndarray, " n"], features: int
+        self,
+        starts: Int[np.ndarray, " rows"],
+        columns: Int[np.ndarray, " n"],
+        values: Float[np.ndarray, " n"],
+        features: int,
+        kind: Callable[..., Any] | None = None,
     ) -> None:
         self.starts = np.ascontiguousarray(starts - starts[0], dtype=np.int32)
         self.columns = np.ascontiguousarray(columns, dtype=np.int32)
         self.values = np.ascontiguousarray(values)
         self.features = features
+        self.kind = kind
 
     @cached_property
     def dense(self) -> Float[Tensor, "1 b f"]:
@@ -32,13 +39,11 @@ class SparseBatch:
     @cached_property
     def matrix(self) -> Any:
         """The same rows as SciPy's."""
-        from scipy.sparse import csr_matrix
-
-        return csr_matrix((self.values, self.columns, self.starts), shape=(len(self.starts) - 1, self.features))
+        return self.kind((self.values, self.columns, self.starts), shape=(len(self.starts) - 1, self.features))
 
     def thin(self, like: Tensor) -> bool:
         """Whether SciPy's products are faster than torch's with the zeros: up to about a tenth of all cells, on a CPU."""
-        return like.is_cpu and 10 * len(self.values) < (len(self.starts) - 1) * self.features
+        return self.kind is not None and like.is_cpu and 10 * len(self.values) < (len(self.starts) - 1) * self.features
 
     def times(self, matrix: Float[Tensor, "1 c f"]) -> Float[Tensor, "1 c b"]:
         """The model's outputs."""

@@ -189,7 +189,10 @@ def top_places(
     groups: Int64[Tensor, " n"] | None = None,
     order: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> Int64[Tensor, "*k m"]:
-    """Where the mask of `top` is set, in increasing order, or in that of the places `order` gives (one part, no groups); ties go by it too."""
+    """Where the mask of `top` is set, in increasing order, or in that of what `order` gives, which then breaks ties too.
+
+    An order of their own have only vectors of one part, without groups.
+    """
     (_, kept), size = parts[0], score.shape[-1]
     if groups is not None or len(parts) > 1 or not 0 < kept < size or score.device.type != "cpu":
         places = positions(top(score, parts, groups))

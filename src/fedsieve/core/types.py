@@ -224,7 +224,7 @@ class Algorithm(Protocol):
         """One local step of a stack of clients."""
         ...
 
-    def step_in_place(self, objective: Objective, client: Any, at: Any, batch: Batch, clock: Clock) -> bool:
+    def step_in_place(self, objective: Objective, client: Any, at: Tensor, batch: Batch, clock: Clock) -> bool:
         """`client_step` on some features of a client that holds more, where they stand; False where there is no form of it for that."""
         ...
 

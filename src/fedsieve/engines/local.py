@@ -115,9 +115,10 @@ class Local(Party):
             at, batch = picked.batch(step, self._kept(seen, sight) if algorithm.projects else None)
             steps[at] += 1
             batch, narrow = batch._replace(smoothness=smoothness), objective.restricted(len(at))
-            if algorithm.step_in_place(narrow, seen, at, batch, clock):
+            where = torch.from_numpy(at).to(self.device)
+            if algorithm.step_in_place(narrow, seen, where, batch, clock):
                 continue
-            where, draw = torch.from_numpy(at).to(self.device), self._draw(clock, step, clients, partial(sight.coordinates, at))
+            draw = self._draw(clock, step, clients, partial(sight.coordinates, at))
             small = algorithm.client_step(narrow, _each(partial(sight.narrow, where), whole, seen), batch, clock, draw)
             seen = _each(partial(sight.widen, where), whole, seen, small)
         return seen, steps

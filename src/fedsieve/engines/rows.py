@@ -98,7 +98,7 @@ class Picked:
         starts = self.rows.indptr[begin : end + 1]
         cells = slice(starts[0], starts[-1])
         at, columns = renumbered(self.columns[cells], len(self.features), also)
-        return at, Batch(SparseBatch(starts, columns, self.rows.data[cells], len(at)), self.y[begin:end][None])
+        return at, Batch(SparseBatch(starts, columns, self.rows.data[cells], len(at), type(self.rows)), self.y[begin:end][None])
 
 
 def renumbered(numbers: np.ndarray, size: int, also: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
