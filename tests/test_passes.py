@@ -14,7 +14,6 @@ from fedsieve.core.optimizers import Optimizer
 from fedsieve.core.rows import PickedRows, SparseBatch
 from fedsieve.core.touched import Tables
 from fedsieve.core.types import Batch
-from fedsieve.engines.rows import renumbered
 from fedsieve.objectives import images as image_passes
 from fedsieve.objectives.images import Compiled
 from fedsieve.objectives.linear import Linear, Loss
@@ -145,15 +144,6 @@ def test_the_drift_of_untouched_gates_agrees(monkeypatch, form):
     torch.testing.assert_close(fast, slow, atol=2e-6, rtol=1e-6)
     assert torch.equal(fast[0], stack()[0].clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT))
     assert constraint.drift(SHAPE, stack() * torch.nan, missed, torch.ones(3), form, SIZE, 0.1).isnan().all()
-
-
-@pytest.mark.parametrize("also", [None, np.array([0, 5, 1999])])
-def test_features_are_numbered_alike(monkeypatch, also):
-    numbers = np.random.default_rng(0).integers(0, 2000, SIZE)
-    for fast, slow in zip(*both(monkeypatch, lambda: renumbered(numbers, 2000, also)), strict=True):
-        assert np.array_equal(fast, slow)
-    found, places = renumbered(numbers, 2000, also)
-    assert np.array_equal(found, np.union1d(numbers, [] if also is None else also)) and np.array_equal(found[places], numbers)
 
 
 def derivatives(compute, inputs):

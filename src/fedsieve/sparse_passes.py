@@ -114,19 +114,3 @@ def binary_loss(logits, labels, loss, slope):
             total += one
             out[i] = share * by
         loss[k] = share * total
-
-
-@compiled(int32[::1], int64[::1], int32[::1], int64[::1], int32[::1])
-def renumber(numbers, also, place, found, renumbered):
-    """See `rows.renumbered`; `place` begins as zeros, the last of `found` is how many there are."""
-    for i in range(len(numbers)):
-        place[numbers[i]] = 1
-    for i in range(len(also)):
-        place[also[i]] = 1
-    count = 0
-    for i in range(len(place)):
-        found[count] = i
-        count, place[i] = count + place[i], count
-    found[-1] = count
-    for i in range(len(numbers)):
-        renumbered[i] = place[numbers[i]]

@@ -8,8 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsieve.core import compiled
-from fedsieve.core.compiled import LEAST
 from fedsieve.core.rows import PickedRows, SparseBatch
 from fedsieve.core.streams import stream
 from fedsieve.core.types import Batch, Clock, Objective, SparseRows
@@ -103,11 +101,6 @@ class Picked:
 
 def renumbered(numbers: np.ndarray, size: int, also: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """Which of the numbers below `size` occur (or are in `also`), and the place of each among those; much faster than sorting."""
-    if len(numbers) >= LEAST and compiled.passes():
-        found, columns = np.empty(size + 1, dtype=np.int64), np.empty(len(numbers), dtype=np.int32)
-        given = numbers.astype(np.int32, copy=False), np.empty(0, dtype=np.int64) if also is None else also
-        compiled.sparse_passes().renumber(*given, np.zeros(size, dtype=np.int32), found, columns)
-        return found[: found[-1]], columns
     present = np.zeros(size, dtype=bool)
     present[numbers] = True
     if also is not None:
