@@ -279,6 +279,11 @@ def test_the_softmax_loss_agrees(monkeypatch):
         torch.testing.assert_close(fast, slow, atol=2e-5, rtol=2e-6)
 
 
+def test_the_violation_agrees(monkeypatch):
+    fast, slow = both(monkeypatch, lambda: constraint.gap(SHAPE, stack(), 0.05))
+    torch.testing.assert_close(fast, slow, atol=1e-6, rtol=0)
+
+
 def test_adams_steps_agree(monkeypatch):
     def walk():
         moments, place = optimizers.no_moments(stack(1)[0]), 0

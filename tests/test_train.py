@@ -3,9 +3,11 @@ import pytest
 import torch
 
 from fedsieve.algorithms import METHODS
-from fedsieve.core.types import Bytes, Clock, Exchanged
-from fedsieve.engines.rows import deal
+from fedsieve.core.types import Bytes, Exchanged
+from fedsieve.engines.rows import Rows, deal
 from fedsieve.experiments.run import Run
+from fedsieve.objectives.linear import Linear
+from fedsieve.objectives.losses import Loss
 from fedsieve.train import Population, cohort_size, sample_cohort, start, train
 
 
@@ -42,19 +44,22 @@ def test_every_client_takes_part_about_equally_often():
 
 
 def test_a_deck_deals_every_row_once_before_any_row_again():
-    hands = deal(0, Clock(2, 10), 4, 40, size=8, steps=8)
+    hands = deal(0, 2, 4, 40, size=8, hands=8)
     assert np.array_equal(np.sort(hands[:5].ravel()), np.arange(40))
     assert len(set(hands[7])) == 8
 
 
 def test_rows_repeat_within_a_batch_only_where_there_are_too_few():
-    assert np.bincount(deal(0, Clock(0, 1), 0, 3, size=8, steps=5)[0]).tolist() in ([3, 3, 2], [3, 2, 3], [2, 3, 3])
+    assert np.bincount(deal(0, 0, 0, 3, size=8, hands=5)[0]).tolist() in ([3, 3, 2], [3, 2, 3], [2, 3, 3])
 
 
-def test_gradient_methods_deal_one_hand_an_exchange_from_the_same_deck():
-    averaging = deal(0, Clock(1, 10), 4, 40, size=8, steps=5)
-    exchanged = [deal(0, Clock(1, 10, exchange), 4, 40, size=8, steps=1) for exchange in range(5)]
-    assert np.array_equal(np.concatenate(exchanged), averaging)
+def test_a_stack_of_clients_gets_the_hands_of_each():
+    objective = Linear(loss=Loss.SQUARED, features=1)
+    rows = Rows(torch.arange(60.0)[:, None], torch.arange(60.0), [20, 30, 10], objective, batch_rows=8)
+    for round in (3, 4):
+        places = rows.places(0, round, [2, 0], hands=4)
+        assert np.array_equal(places[:, 0], deal(0, round, 2, 10, 8, 4) + 50)
+        assert np.array_equal(places[:, 1], deal(0, round, 0, 20, 8, 4))
 
 
 @pytest.mark.usefixtures("few_test_rows")

@@ -131,6 +131,17 @@ def magnitudes(weights, log_alpha, temperature, low, high, least, out):
         out[i] = abs(weights[i] * min(max(z, least), F(1)))
 
 
+@compiled(TABLE, float32, ROW, reassociate=True)
+def open_share(log_alpha, offset, out):
+    """See `constraint.gap`."""
+    wide()
+    for k in range(len(log_alpha)):
+        total = float64(0)
+        for i in range(log_alpha.shape[1]):
+            total += F(1) / (F(1) + exponential(-(log_alpha[k, i] + offset)))
+        out[k] = total / log_alpha.shape[1]
+
+
 @compiled(TABLE, float32, float32[::1], TABLE)
 def constraint_slope(log_alpha, offset, multiplier, out):
     """See `constraint.slope`."""

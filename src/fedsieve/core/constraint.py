@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsieve.core.compiled import passes_over, sparse_passes
+from fedsieve.core.compiled import flat, passes_over, sparse_passes
 from fedsieve.core.gates import LOG_ALPHA_LIMIT, HardConcrete, active_probability
 
 
@@ -32,6 +32,10 @@ class Dual(StrEnum):
 
 def gap(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], density: float) -> Float[Tensor, "*k"]:
     """The violation L_con = mean_j P(z_j != 0) - rho."""
+    if fast := passes_over(log_alpha):
+        share = log_alpha.new_empty(log_alpha.shape[:-1])
+        fast.open_share(log_alpha.numpy().reshape(-1, log_alpha.shape[-1]), shape.offset, flat(share))
+        return share - density
     return active_probability(shape, log_alpha).mean(-1) - density
 
 

@@ -94,4 +94,4 @@ def step_size(
     if rule is StepRule.CAPPED:
         assert smoothness is not None, "the engine gives smoothness to methods that cap their step"
         return torch.clamp_max(1 / smoothness[..., None], rate)
-    return torch.full_like(loss[..., None], rate)
+    return loss.new_full((*loss.shape, 1), rate)

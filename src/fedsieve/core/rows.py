@@ -81,9 +81,9 @@ class PickedRows:
 
     def gradient(
         self, weights: Float[Tensor, "k c f"], intercept: Float[Tensor, "k c"], y: Shaped[Tensor, "k b"], *, logistic: bool
-    ) -> tuple[Float[Tensor, " k"], Float[Tensor, "k c"], Float[Tensor, "k c f"]]:
+    ) -> tuple[Float[Tensor, " k"], Float[Tensor, "k c"], Float[Tensor, "k cf"]]:
         """The mean loss and its derivatives in the intercepts and in the weights: of one output squared or logistic, of several softmax."""
-        loss, slope, out = weights.new_empty(len(weights)), torch.empty_like(intercept), torch.empty_like(weights)
+        loss, slope, out = weights.new_empty(len(weights)), torch.empty_like(intercept), weights.new_empty(len(weights), weights[0].numel())
         given = (self.rows, self.places, weights.contiguous(), intercept.contiguous(), y.to(weights.dtype))
-        passes().row_gradient(*(part.numpy() for part in given), logistic, loss.numpy(), slope.numpy(), out.numpy())
+        passes().row_gradient(*(part.numpy() for part in given), logistic, loss.numpy(), slope.numpy(), out.numpy().reshape(weights.shape))
         return loss, slope, out

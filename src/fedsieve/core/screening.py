@@ -69,8 +69,10 @@ def _all_sound(algorithm: Algorithm, packet: Packet, stack: Stack, cohort: Seque
     asked = set(stack.clients) <= set(cohort) and len(set(stack.clients)) == len(stack)
     if not asked or _problem(algorithm, packet, stack.packet, (len(stack),), stack.examples, screen) or not _is_finite(stack.packet):
         return False
+    if screen.norm_limit == inf:
+        return True
     everyone = torch.ones(len(stack), dtype=torch.bool)
-    return screen.norm_limit == inf or not bool(_far(algorithm, packet, stack, everyone, screen.norm_limit, dtype).any())
+    return not bool(_far(algorithm, packet, stack, everyone, screen.norm_limit, dtype).any())
 
 
 def _is_finite(packet: Packet) -> bool:

@@ -13,7 +13,7 @@ from fedsieve.core.packets import Packet
 from fedsieve.core.streams import client_keys, drawer, key
 from fedsieve.core.types import Clock
 from fedsieve.engines.party import Party
-from fedsieve.engines.rows import Picked, Rows, deal
+from fedsieve.engines.rows import Picked, Rows
 from fedsieve.engines.sight import Sight
 
 
@@ -47,16 +47,18 @@ class Local(Party):
 
     def _dense_steps(self, state: Any, clock: Clock, clients: list[int]) -> Any:
         algorithm = self.algorithm
-        places = self.rows.places(clients, [self._hands(clock, client) for client in clients])
+        hands = self._hands(clock)
+        places = self.rows.places(self.seed, clock.round, clients, algorithm.exchanges * algorithm.local_steps)[hands]
         smoothness = self.rows.smoothness(clients) if algorithm.needs_smoothness else None
         for step, batch in enumerate(self.rows.batches(places)):
             batch = batch._replace(smoothness=smoothness, keys=self._keys(clock, step, clients))
             state = algorithm.client_step(self.objective, state, batch, clock, self._draw(clock, step, clients))
         return state
 
-    def _hands(self, clock: Clock, client: int) -> np.ndarray:
-        """The rows of one client's steps, (steps, b)."""
-        return deal(self.seed, clock, client, self.rows.examples(client), self.algorithm.batch_rows, self.algorithm.local_steps)
+    def _hands(self, clock: Clock) -> slice:
+        """Which of a round's hands are played now: gradient methods play one an exchange."""
+        steps = self.algorithm.local_steps
+        return slice(clock.exchange * steps, (clock.exchange + 1) * steps)
 
     def _keys(self, clock: Clock, step: int, clients: list[int]) -> list[int] | None:
         """Noise for objectives that have some of their own (dropout)."""
@@ -102,7 +104,8 @@ class Local(Party):
 
     def _picked(self, clock: Clock, clients: list[int], also: np.ndarray | None) -> Picked:
         (client,) = clients
-        return self.rows.pick(client, self._hands(clock, client), also)
+        dealt = self.rows.dealt(self.seed, clock.round, client, self.algorithm.exchanges * self.algorithm.local_steps)
+        return self.rows.pick(client, dealt[self._hands(clock)], also)
 
     def _steps_in_sight(
         self, seen: Any, whole: list[bool], picked: Picked, sight: Sight, clock: Clock, clients: list[int]

@@ -1,7 +1,6 @@
 """The rows of simulated clients: one matrix for all of them, a part for each, and the deck they deal batches from."""
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from fedsieve.core.rows import PickedRows, SparseBatch
 from fedsieve.core.streams import stream
-from fedsieve.core.types import Batch, Clock, Objective, SparseRows
+from fedsieve.core.types import Batch, Objective, SparseRows
 
 
 class Rows:
@@ -26,6 +25,7 @@ class Rows:
         self._objective = objective
         self._batch_rows = batch_rows
         self._smoothness: dict[int, Tensor] = {}
+        self._dealt: tuple[tuple[int, ...], dict[tuple[int, ...], Tensor]] = ((), {})
 
     @property
     def sparse(self) -> bool:
@@ -41,11 +41,20 @@ class Rows:
         """n_k."""
         return int(self.counts[client])
 
-    def places(self, clients: Sequence[int], hands: Sequence[np.ndarray]) -> Tensor:
-        """Where the rows dealt to a stack of clients stand, (steps, k, b), given those of each, (steps, b)."""
-        dealt = np.concatenate(hands, axis=1).reshape(len(hands[0]), len(clients), -1)
-        dealt += self.offsets[clients][:, None]
-        return torch.from_numpy(dealt).to(self.y.device)
+    def dealt(self, seed: int, round: int, client: int, hands: int) -> np.ndarray:
+        """The rows of one client for a round, (hands, b)."""
+        return deal(seed, round, client, self.examples(client), self._batch_rows, hands)
+
+    def places(self, seed: int, round: int, clients: Sequence[int], hands: int) -> Tensor:
+        """Where the rows of a stack of clients stand, (hands, k, b); kept while the round lasts."""
+        if self._dealt[0] != (turn := (seed, round, hands)):
+            self._dealt = (turn, {})
+        known, stack = self._dealt[1], tuple(clients)
+        if stack not in known:
+            dealt = np.concatenate([self.dealt(seed, round, client, hands) for client in clients], axis=1)
+            dealt = dealt.reshape(hands, len(clients), -1) + self.offsets[clients][:, None]
+            known[stack] = torch.from_numpy(dealt).to(self.y.device)
+        return known[stack]
 
     def batches(self, places: Tensor) -> Iterator[Batch]:
         """The rows at some places, step by step, (k, b, ...), left where they are if the model can read them there."""
@@ -110,19 +119,12 @@ def renumbered(numbers: np.ndarray, size: int, also: np.ndarray | None) -> tuple
     return found, place[numbers]
 
 
-def deal(seed: int, clock: Clock, client: int, count: int, size: int | None, steps: int) -> np.ndarray:
-    """A client's rows shuffled once a round and dealt in hands of one size, (steps, size), the deck starting over when it is used up.
+def deal(seed: int, round: int, client: int, count: int, size: int | None, hands: int) -> np.ndarray:
+    """A client's rows shuffled once a round and dealt in hands of one size, (hands, size), the deck starting over when it is used up.
 
-    Rows repeat within a hand only where the client has fewer (decision D2). Gradient methods deal one hand per exchange.
+    Rows repeat within a hand only where the client has fewer (decision D2).
     """
     if size is None:
-        return np.tile(np.arange(count), (steps, 1))
-    order, begin, dealt = shuffled(seed, clock.round, client, count), clock.exchange * steps * size % count, steps * size
-    hands = order[begin : begin + dealt] if begin + dealt <= count else order[np.arange(begin, begin + dealt) % count]
-    return hands.reshape(steps, size)
-
-
-@lru_cache(maxsize=4096)
-def shuffled(seed: int, round: int, client: int, count: int) -> np.ndarray:
-    """The order of one client's rows in one round."""
-    return stream(seed, "rows", round, client).permutation(count)
+        return np.tile(np.arange(count), (hands, 1))
+    order, dealt = stream(seed, "rows", round, client).permutation(count), hands * size
+    return (order[:dealt] if dealt <= count else order[np.arange(dealt) % count]).reshape(hands, size)

@@ -94,7 +94,7 @@ class Linear:
         weights, intercept = self.parts(theta)
         at_zero = theta.new_zeros(len(theta), self.outputs) if intercept is None else intercept
         loss, slope, gradient = x.gradient(weights, at_zero, y, logistic=self.loss is Loss.LOGISTIC)
-        return loss, gradient.flatten(1) if intercept is None else torch.cat((gradient.flatten(1), slope), dim=-1)
+        return loss, gradient if intercept is None else torch.cat((gradient, slope), dim=-1)
 
     def _loss(self, logits: Float[Tensor, "k c b"], y: Tensor) -> tuple[Float[Tensor, " k"], Float[Tensor, "k c b"]]:
         """The mean loss over the last axis and its derivative in the logits."""
