@@ -38,8 +38,11 @@ PLAIN = {
 """Commands with the same options whatever is typed: their home, and their help."""
 COMPLETION = """Print what makes a shell complete commands and options.
 
-For bash: `fedsieve completion bash > ~/.local/share/bash-completion/completions/fedsieve`. For zsh, write it to a file
-`_fedsieve` in a folder of `$fpath`; for fish to `~/.config/fish/completions/fedsieve.fish`. Then open a new shell.
+For bash: `fedsieve completion bash > ~/.local/share/bash-completion/completions/fedsieve`.
+
+For zsh, write it to a file `_fedsieve` in a folder of `$fpath`; for fish to `~/.config/fish/completions/fedsieve.fish`.
+
+Then open a new shell.
 """
 DATA = "What data there is, how it falls on clients, where to get it."
 FLOWER = "A Flower app of your own, and a federation to run it in."
@@ -90,7 +93,7 @@ def build(words: list[str]) -> App:
         name="fedsieve",
         help=ABOUT,
         version=__version__,
-        help_format="markdown",
+        help_format="rich",
         suppress_keyboard_interrupt=False,
         result_action="return_value",
     )

@@ -109,8 +109,7 @@ def train_command(named: Named) -> Callable[..., int]:
         Parameters
         ----------
         tune
-            settings to try first on a tenth of each client's rows (step size, batch, schedule; never what is typed), the best is used;
-            trials stay in a folder tuning beside the run and are never repeated
+            settings (step size, batch, schedule; never what is typed) to try on rows held out; the best is used, trials are kept
         config
             a TOML file with any of these settings; flags win over it
         out

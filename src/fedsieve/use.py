@@ -41,8 +41,7 @@ def export(run: Path, /, *, format: FormatName = "safetensors", verify: Flag = F
     run
         a run folder, or a model file (.safetensors, .npz)
     format
-        safetensors: indices and values; npz: a scipy.sparse matrix, the intercept beside it; onnx: a graph with sparse initialisers;
-        torch: a plain state_dict with exact zeros
+        safetensors: indices and values; npz: a scipy.sparse matrix; onnx: sparse initialisers; torch: a state_dict with exact zeros
     verify
         load the file in its own runtime (scipy, torch, onnxruntime) and compare its predictions with the run's on test rows
     out

@@ -220,7 +220,7 @@ TASKS = {
         clients=1000,
         weights=Weighting.SQRT,
         tuned={**IMAGES, "schedule_end": 0.8},
-        sieve={**REFITTED, **FALLING, "schedule_end": 0.8, "rate": 3.0},
+        sieve={**REFITTED, **FALLING, "schedule_end": 0.8, "rate": 3.0, "bits": 4},
     ),
     "mnist-cnn": Task(
         about="28 x 28 digits, LeNet",
