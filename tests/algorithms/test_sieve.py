@@ -70,13 +70,40 @@ def test_a_weight_whose_gradient_keeps_its_direction_opens_its_gate():
 
 
 def test_the_uplink_is_signs_of_many_updates_while_searching_and_numbers_of_the_support_while_polishing():
-    for clock, coding, count in ((SEARCH, Coding.SIGNS, 48), (POLISH, Coding.HALVES8, 12)):
+    for clock, coding, count in ((SEARCH, Coding.SIGNS, 24), (POLISH, Coding.HALVES8, 12)):
         _, packet, client = begun(clock)
         reply = SIEVE.client_reply(stepped(client, clock), clock, draw(step=4))
         assert reply.fields["update"].coding is coding and reply.support.shape == (1, count)
         assert set(reply.scalars) == {"kept_gate", "rest_gate"}
         if clock is POLISH:
             assert torch.equal(reply.support[0], packet.support)
+
+
+@pytest.mark.parametrize(("density", "sent"), [(0.025, 12), (0.1, 24), (0.5, 60)])
+def test_signs_are_four_times_what_the_model_keeps_but_a_fifth_of_all_or_as_many_as_it_keeps_at_most(density, sent):
+    sieve = replace(SIEVE, density=density)
+    _, _, client = begun()
+    reply = sieve.client_reply(stepped(client, sieve=sieve), SEARCH, draw(step=4))
+    assert reply.support.shape == (1, sent)
+
+
+@pytest.mark.parametrize("density", [0.5, 0.2, 0.05, 0.01])
+def test_once_the_support_is_found_its_gates_stand_open_and_the_constraint_holds(density):
+    data = Synthetic(rows=400, features=200, true_density=0.05)
+    sieve = Sieve(density=density, steps=3)
+    run = Run(
+        task="lr",
+        method="sieve",
+        density=density,
+        rounds=10,
+        data=data,
+        federation=Federation(clients=10, participation=0.5),
+        algorithm=sieve,
+    )
+    *_, last = execute(run, Problem(run))
+    log_alpha = last.round.server.log_alpha
+    assert int((log_alpha >= 7).sum()) == round(density * 200)
+    assert float(gates.active_probability(sieve.shape, log_alpha).mean()) == pytest.approx(density, rel=0.05)
 
 
 def test_what_nobody_speaks_of_is_remembered_and_what_is_spoken_of_moves_by_the_mean():

@@ -28,10 +28,12 @@ from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
 GATES = ("kept_gate", "rest_gate")
 ROUND_LIMIT = 8.0
 """log_alpha stays within this during a client's round; the exact dual may move it to +-12 after it."""
-OPEN = 1.6
-"""The log_alpha from which the median gate is 1."""
+OPEN = ROUND_LIMIT
+"""log_alpha of the support once it is found: its gates are 1 but for one draw in 600, and noise no longer hides the weights (H10)."""
 ENOUGH = 5
 """Replies whose signs the server follows at its full rate; the mean of fewer is noisier by the root of their number, the step as short."""
+SIGNS = 0.2
+"""Part of all updates whose signs are sent at most, unless the model keeps more (decision H11)."""
 FALL = 4
 """The expected density falls along 1 - t^4: gates stay open for most of the search."""
 FEW = 0.075
@@ -53,7 +55,7 @@ class Ending(StrEnum):
     """What holds the constraint while polishing."""
 
     EXACT = "exact"
-    """the exact dual: gates stay random, their expected number is m"""
+    """the exact dual: gates of the support open, all others as the constraint needs, their expected number m"""
     FROZEN = "frozen"
     """gates of the support wide open, all others shut"""
 
@@ -97,7 +99,7 @@ class Sieve(Method):
     uplink: Uplink = Uplink.UPDATES
     """what clients send while searching: signs of many updates, or the largest weights"""
     reach: float = 4.0
-    """updates a client sends while searching, over the weights the model keeps"""
+    """updates a client sends while searching, over the weights the model keeps; a fifth of all or as many as it keeps at most"""
     search: float = 0.8
     """part of the rounds in which the support is searched"""
     ending: Ending = Ending.EXACT
@@ -226,7 +228,7 @@ class Sieve(Method):
         if not self.searching(clock):
             sent = (client.packet.mask(weights.dtype) > 0).expand_as(weights)
         elif self.uplink is Uplink.UPDATES:
-            sent = self.chosen(vector, client.log_alpha, client.layout, min(max(self.reach * self.density, density), 1.0))
+            sent = self.chosen(vector, client.log_alpha, client.layout, max(min(self.reach * self.density, SIGNS), density))
         else:
             sent = kept
         support = selection.positions(sent)
@@ -263,7 +265,7 @@ class Sieve(Method):
         return server._replace(weights=theta, log_alpha=log_alpha, multiplier=-shift, moments=moments)
 
     def parted(self, kept: Float[Tensor, ""], density: float) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """Where a short search has not drawn the two log_alpha apart: the support open as its test-time gate needs, the rest as tight."""
+        """The support open, the rest as the constraint needs: the dual solved for the rest alone."""
         on = torch.full_like(kept, OPEN)
         rest = (density - kept * gates.active_probability(self.shape, on[None])[0]) / (1 - kept).clamp_min(GATE_MARGIN)
         off = torch.logit(rest.clamp(1e-9, 0.5)) - self.shape.offset
