@@ -87,20 +87,17 @@ def test_signs_are_four_times_what_the_model_keeps_but_a_fifth_of_all_or_as_many
     assert reply.support.shape == (1, sent)
 
 
+def trained(task, density, data, sieve):
+    """The ten rounds of a short run."""
+    place = Federation(clients=10, participation=0.4)
+    run = Run(task=task, method="sieve", density=density, rounds=10, data=data, federation=place, algorithm=sieve)
+    return list(execute(run, Problem(run)))
+
+
 @pytest.mark.parametrize("density", [0.5, 0.2, 0.05, 0.01])
 def test_once_the_support_is_found_its_gates_stand_open_and_the_constraint_holds(density):
-    data = Synthetic(rows=400, features=200, true_density=0.05)
     sieve = Sieve(density=density, steps=3)
-    run = Run(
-        task="lr",
-        method="sieve",
-        density=density,
-        rounds=10,
-        data=data,
-        federation=Federation(clients=10, participation=0.5),
-        algorithm=sieve,
-    )
-    *_, last = execute(run, Problem(run))
+    last = trained("lr", density, Synthetic(rows=400, features=200, true_density=0.05), sieve)[-1]
     log_alpha = last.round.server.log_alpha
     assert int((log_alpha >= 7).sum()) == round(density * 200)
     assert float(gates.active_probability(sieve.shape, log_alpha).mean()) == pytest.approx(density, rel=0.05)
@@ -164,17 +161,7 @@ def test_what_is_on_trial_in_the_last_round_of_the_search_does_not_count_when_it
 @pytest.mark.parametrize("density", [0.5, 0.1, 0.02])
 def test_the_expected_density_is_the_one_asked_for_when_the_search_ends(ending, density):
     data = Synthetic(rows=400, features=100, true_density=0.1)
-    algorithm = Sieve(steps=6, batch=8, ending=ending)
-    run = Run(
-        task="mc",
-        method="sieve",
-        density=density,
-        rounds=10,
-        data=data,
-        federation=Federation(clients=10, participation=0.4),
-        algorithm=algorithm,
-    )
-    rows = [step.row for step in execute(run, Problem(run))]
+    rows = [step.row for step in trained("mc", density, data, Sieve(steps=6, batch=8, ending=ending))]
     for row in rows[7:]:
         assert abs(row["expected_density"] - density) <= 0.05 * density
     assert abs(rows[-1]["test_density"] - density) <= 0.05 * density

@@ -145,8 +145,11 @@ class Sieve(Method):
         self, vector: Float[Tensor, "*k p"], log_alpha: Float[Tensor, "*k p"], layout: Layout, density: float
     ) -> Bool[Tensor, "*k p"]:
         """The largest entries of a vector, each counted as often as its gate is open."""
-        score = vector.abs() * gates.active_probability(self.shape, log_alpha)
-        return selection.top(score, self.budget_of(layout, density), layout.groups)
+        return selection.top(self.score(vector, log_alpha), self.budget_of(layout, density), layout.groups)
+
+    def score(self, vector: Float[Tensor, "*k p"], log_alpha: Float[Tensor, "*k p"]) -> Float[Tensor, "*k p"]:
+        """|v| P(z != 0)."""
+        return vector.abs() * gates.active_probability(self.shape, log_alpha)
 
     # The round
 
@@ -203,8 +206,7 @@ class Sieve(Method):
         parts = self.message_budget(whole, clock)
         if layout.size != whole.size:
             parts = selection.narrowed(parts, layout.gated, layout.free)
-        score = weights.abs() * gates.active_probability(self.shape, log_alpha)
-        return torch.where(selection.top(score, parts, layout.groups), weights, torch.zeros_like(weights))
+        return torch.where(selection.top(self.score(weights, log_alpha), parts, layout.groups), weights, torch.zeros_like(weights))
 
     def shared_support(self, packet: Packet, clock: Clock) -> Int64[Tensor, " m"] | None:
         """All while searching, then the broadcast's."""
