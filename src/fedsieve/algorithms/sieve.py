@@ -34,6 +34,8 @@ ENOUGH = 5
 """Replies whose signs the server follows at its full rate; the mean of fewer is noisier by the root of their number, the step as short."""
 SIGNS = 0.2
 """Part of all updates whose signs are sent at most, unless the model keeps more (decision H11)."""
+LONG_SEARCH, SHORT_SEARCH = 0.8, 0.4
+"""Parts of the rounds (decision H14): where signs are sent of no more than is kept, a longer search finds little, and numbers do more."""
 FALL = 4
 """The expected density falls along 1 - t^4: gates stay open for most of the search."""
 FEW = 0.075
@@ -92,7 +94,7 @@ class Sieve(Method):
     rate: float = 2.0
     batch: int | Literal["all"] = 64
     weights: Weighting = field(default=Weighting.SQRT, metadata={"section": "federation"})
-    server_rate: float = 3.0
+    server_rate: float = 2.0
     memory: float = 0.98
     gate_rate: float = 0.3
     """step of log_alpha along the saliency, in units of its root mean square"""
@@ -100,8 +102,8 @@ class Sieve(Method):
     """what clients send while searching: signs of many updates, or the largest weights"""
     reach: float = 4.0
     """updates a client sends while searching, over the weights the model keeps; a fifth of all or as many as it keeps at most"""
-    search: float = 0.8
-    """part of the rounds in which the support is searched"""
+    search: float | None = None
+    """part of the rounds in which the support is searched (none: .8, or .4 where the model may keep a fifth of the weights or more)"""
     ending: Ending = Ending.EXACT
     """what holds the constraint after the search: the exact dual, or a frozen support"""
 
@@ -110,20 +112,27 @@ class Sieve(Method):
         super().__post_init__()
         at_least(0, gate_rate=self.gate_rate)
         at_least(1, reach=self.reach)
-        fraction(search=self.search)
-        above_zero(search=self.search)
+        fraction(search=self.searched)
+        above_zero(search=self.searched)
 
     # Schedules
 
+    @property
+    def searched(self) -> float:
+        """The part of the rounds in which the support is searched: a short one where replies speak of no more than the model keeps."""
+        if self.search is not None:
+            return self.search
+        return SHORT_SEARCH if self.density >= SIGNS else LONG_SEARCH
+
     def searching(self, clock: Clock) -> bool:
         """Whether the support may still change."""
-        return clock.round < self.search * clock.rounds
+        return clock.round < self.searched * clock.rounds
 
     def open_density(self, clock: Clock) -> float:
         """The mean P(z != 0) the exact dual asks for after this round: gates at log_alpha 0 first, the density when the search ends."""
         target = self.message_density(clock)
         free = float(gates.active_probability(self.shape, torch.zeros(1))[0])
-        done = min((clock.round + 1) / (self.search * clock.rounds), 1.0)
+        done = min((clock.round + 1) / (self.searched * clock.rounds), 1.0)
         return target + max(free - target, 0.0) * (1 - done**FALL)
 
     def sent(self, server: Server, clock: Clock) -> float:
@@ -136,7 +145,7 @@ class Sieve(Method):
         few = 0 < float(server.rows) < FEW * server.layout.gated
         if not few or self.schedule is not Schedule.CONSTANT or self.uplink is Uplink.WEIGHTS:
             return density
-        left = max(1 - clock.round / (self.search * clock.rounds), 0.0)
+        left = max(1 - clock.round / (self.searched * clock.rounds), 0.0)
         return min(density * (1 + TRIAL * left), 1.0)
 
     # What matters
