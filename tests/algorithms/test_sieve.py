@@ -125,7 +125,9 @@ def test_where_rows_are_few_half_as_many_weights_again_are_on_trial_and_fewer_ea
     assert carried(replace(SIEVE, density=0.8, search=0.8)) == [120, 120, 120, 120, 120, 114, 108, 102, 96, 96]
 
 
-@pytest.mark.parametrize(("density", "search", "rounds"), [(0.005, None, 8), (0.19, None, 8), (0.2, None, 4), (0.5, None, 4), (0.5, 0.7, 7)])
+@pytest.mark.parametrize(
+    ("density", "search", "rounds"), [(0.005, None, 8), (0.19, None, 8), (0.2, None, 4), (0.5, None, 4), (0.5, 0.7, 7)]
+)
 def test_half_as_many_rounds_are_searched_where_signs_are_of_no_more_than_is_kept_unless_told(density, search, rounds):
     sieve = replace(SIEVE, density=density, search=search)
     assert [sieve.searching(Clock(number, 10)) for number in range(10)] == [True] * rounds + [False] * (10 - rounds)

@@ -116,6 +116,16 @@ def test_the_clients_are_those_of_the_run(runs):
     assert sum(int(line[2]) for line in body) == sum(len(row["cohort"]) for row in rows)
 
 
+def test_the_density_is_drawn_with_the_round_in_which_the_method_changes_what_it_does(runs):
+    """FLoPS-PA here scales from the first round on: nothing changes."""
+    pages = {kind: (runs / kind / "report.html").read_text() for kind in ("lr", "mc", "dense")}
+    assert {kind: ("search ends" in text, "prune start" in text) for kind, text in pages.items()} == {
+        "lr": (True, False),
+        "mc": (False, False),
+        "dense": (False, False),
+    }
+
+
 def test_the_masks_show_the_weights_kept(runs):
     root = tree((runs / "digits" / "report.html").read_text())
     shown = [image.get("alt") for image in root.iter("img")]

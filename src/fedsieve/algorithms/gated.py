@@ -108,6 +108,11 @@ class Gated(Method, ABC):
     entropy: float = 0.0
     """bonus on the entropy of the gates, which the paper's bound drops"""
 
+    @property
+    def turns(self) -> dict[str, float]:
+        """Where scaling begins, beside the schedule's turns."""
+        return super().turns | {"prune start": self.prune_start}
+
     def __post_init__(self) -> None:
         """Refuse shapes that are no distribution and targets the clamp on log_alpha cannot reach."""
         super().__post_init__()

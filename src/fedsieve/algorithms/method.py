@@ -150,6 +150,13 @@ class Method:
         """The cosine factor of every learning rate."""
         return optimizers.cosine(clock.round / clock.rounds, self.final_rate)
 
+    @property
+    def turns(self) -> dict[str, float]:
+        """The parts of the rounds after which the method changes what it does, by what happens there."""
+        if self.schedule is Schedule.CONSTANT:
+            return {}
+        return {"schedule begins": self.schedule_start, "schedule ends": self.schedule_end}
+
     def message_density(self, clock: Clock) -> float:
         """The density of this round's messages: 1 while warming up, then the schedule's."""
         if clock.round < self.warmup:

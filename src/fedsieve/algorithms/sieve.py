@@ -124,6 +124,11 @@ class Sieve(Method):
             return self.search
         return SHORT_SEARCH if self.density >= SIGNS else LONG_SEARCH
 
+    @property
+    def turns(self) -> dict[str, float]:
+        """The end of the search, beside the schedule's turns."""
+        return super().turns | {"search ends": self.searched}
+
     def searching(self, clock: Clock) -> bool:
         """Whether the support may still change."""
         return clock.round < self.searched * clock.rounds

@@ -25,6 +25,7 @@ def describe(run: Run, problem: Problem) -> dict[str, Any]:
     return {
         "metric": run.metric,
         "best_possible": None if truth is None else problem.measure(truth.reshape(-1))[run.metric],
+        "turns": run.algorithm.turns,
         "message_density": [run.algorithm.message_density(Clock(number, run.rounds)) for number in range(run.rounds)],
         "bytes_dense": bytes_dense(run, problem),
         "layout": layout(run.objective.layout),

@@ -123,11 +123,7 @@ def density(run: Record, budget: Budget) -> Markup:
 
 def turning_points(run: Record) -> list[Mark]:
     """The rounds in which a method changes what it does."""
-    algorithm, rounds = run.config.get("algorithm", {}), run.rounds
-    marks = {"prune-start": "prune start", "search": "search ends"}
-    if algorithm.get("schedule", "constant") != "constant":
-        marks |= {"schedule-start": "schedule begins", "schedule-end": "schedule ends"}
-    found = [Mark(algorithm[key] * rounds, says) for key, says in marks.items() if 0 < algorithm.get(key, 0) < 1]
+    found = [Mark(part * run.rounds, says) for says, part in run.about.get("turns", {}).items() if 0 < part < 1]
     return [mark for mark in found if mark.at <= len(run.rows)]
 
 
