@@ -108,8 +108,31 @@ def test_what_nobody_speaks_of_is_remembered_and_what_is_spoken_of_moves_by_the_
     reply = SIEVE.client_reply(stepped(client), SEARCH, draw(step=4)).at(0)
     after = SIEVE.aggregate(server, packet, [Reply(i, reply, 8) for i in range(5)], SEARCH, draw())
     sent = packet.dense("weights", torch.float64)
-    expected = sent + SIEVE.server_rate * reply.dense("update", torch.float64) + SIEVE.memory * (server.weights - sent)
+    expected = sent + 2 * reply.dense("update", torch.float64) + SIEVE.memory * (server.weights - sent)
     torch.testing.assert_close(after.weights, expected)
+
+
+@pytest.mark.parametrize(
+    ("sieve", "rows", "clock", "rate"),
+    [
+        (SIEVE, 0.0, SEARCH, 2.0),
+        (SIEVE, 10.0, SEARCH, 2.0),
+        (SIEVE, 8.0, SEARCH, 3.0),
+        (replace(SIEVE, server_rate=0.5), 8.0, SEARCH, 1.5),
+        (replace(SIEVE, uplink=Uplink.WEIGHTS), 8.0, SEARCH, 1.0),
+        (SIEVE, 8.0, POLISH, 1.0),
+    ],
+)
+def test_the_server_goes_twice_as_far_along_signs_and_thrice_where_rows_are_few(sieve, rows, clock, rate):
+    server = start(sieve, MODEL, 3, torch.float64)._replace(rows=torch.tensor(rows))
+    assert sieve.boldness(server, 5, clock) == rate
+
+
+@pytest.mark.parametrize(("density", "sent"), [(0.005, "weights"), (0.01, "weights"), (0.011, "update"), (0.5, "update")])
+def test_weights_travel_where_the_model_keeps_a_hundredth_or_less_unless_told(density, sent):
+    sieve = replace(SIEVE, density=density)
+    assert sieve.reply_fields >= {sent}
+    assert replace(sieve, uplink=Uplink.UPDATES).reply_fields >= {"update"}
 
 
 def carried(sieve, rows=8.0):

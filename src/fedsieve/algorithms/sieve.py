@@ -30,10 +30,14 @@ ROUND_LIMIT = 8.0
 """log_alpha stays within this during a client's round; the exact dual may move it to +-12 after it."""
 OPEN = ROUND_LIMIT
 """log_alpha of the support once it is found: its gates are 1 but for one draw in 600, and noise no longer hides the weights (H10)."""
+ALONG_SIGNS, FROM_FEW_ROWS = 2.0, 3.0
+"""Steps along the mean of signs, over the server's rate (decision H13)."""
 ENOUGH = 5
 """Replies whose signs the server follows at its full rate; the mean of fewer is noisier by the root of their number, the step as short."""
 SIGNS = 0.2
 """Part of all updates whose signs are sent at most, unless the model keeps more (decision H11)."""
+SPARSEST = 0.01
+"""Density up to which weights travel: which of many alike are kept is decided by their size, of which signs say nothing (decision H15)."""
 LONG_SEARCH, SHORT_SEARCH = 0.8, 0.4
 """Parts of the rounds (decision H14): where signs are sent of no more than is kept, a longer search finds little, and numbers do more."""
 FALL = 4
@@ -94,12 +98,11 @@ class Sieve(Method):
     rate: float = 2.0
     batch: int | Literal["all"] = 64
     weights: Weighting = field(default=Weighting.SQRT, metadata={"section": "federation"})
-    server_rate: float = 2.0
     memory: float = 0.98
     gate_rate: float = 0.3
     """step of log_alpha along the saliency, in units of its root mean square"""
-    uplink: Uplink = Uplink.UPDATES
-    """what clients send while searching: signs of many updates, or the largest weights"""
+    uplink: Uplink | None = None
+    """what clients send while searching (none: signs of many updates, or the largest weights at densities up to .01)"""
     reach: float = 4.0
     """updates a client sends while searching, over the weights the model keeps; a fifth of all or as many as it keeps at most"""
     search: float | None = None
@@ -140,6 +143,25 @@ class Sieve(Method):
         done = min((clock.round + 1) / (self.searched * clock.rounds), 1.0)
         return target + max(free - target, 0.0) * (1 - done**FALL)
 
+    @property
+    def travels(self) -> Uplink:
+        """What clients send while searching."""
+        return self.uplink or (Uplink.WEIGHTS if self.density <= SPARSEST else Uplink.UPDATES)
+
+    @staticmethod
+    def few_rows(server: Server) -> bool:
+        """Whether rounds have had too few rows for a first choice, as far as is known."""
+        return 0 < float(server.rows) < FEW * server.layout.gated
+
+    def boldness(self, server: Server, replies: int, clock: Clock) -> float:
+        """The server's rate: more along signs, in proportion to how well so many know the mean; once the support is found, 1."""
+        if not self.searching(clock):
+            return 1.0
+        if self.travels is Uplink.WEIGHTS:
+            return self.server_rate
+        bold = FROM_FEW_ROWS if self.few_rows(server) else ALONG_SIGNS
+        return self.server_rate * bold * min(replies / ENOUGH, 1.0) ** 0.5
+
     def sent(self, server: Server, clock: Clock) -> float:
         """The density of a broadcast: where rows are few, weights on trial come on top, fewer each round until the search ends.
 
@@ -147,8 +169,7 @@ class Sieve(Method):
         stay. A falling schedule is such a trial itself; where weights travel, clients would send those on trial too.
         """
         density = self.message_density(clock)
-        few = 0 < float(server.rows) < FEW * server.layout.gated
-        if not few or self.schedule is not Schedule.CONSTANT or self.uplink is Uplink.WEIGHTS:
+        if not self.few_rows(server) or self.schedule is not Schedule.CONSTANT or self.travels is Uplink.WEIGHTS:
             return density
         left = max(1 - clock.round / (self.searched * clock.rounds), 0.0)
         return min(density * (1 + TRIAL * left), 1.0)
@@ -211,7 +232,7 @@ class Sieve(Method):
     @property
     def projects(self) -> bool:
         """Where weights travel under a falling schedule, a local step keeps only as many as the message holds (decision H9)."""
-        return self.uplink is Uplink.WEIGHTS and self.schedule is not Schedule.CONSTANT
+        return self.travels is Uplink.WEIGHTS and self.schedule is not Schedule.CONSTANT
 
     def projected(
         self, weights: Float[Tensor, "k n"], log_alpha: Float[Tensor, "k n"], whole: Layout, layout: Layout, clock: Clock
@@ -234,22 +255,22 @@ class Sieve(Method):
     @property
     def field(self) -> str:
         """The name of what a reply carries."""
-        return "update" if self.uplink is Uplink.UPDATES else "weights"
+        return "update" if self.travels is Uplink.UPDATES else "weights"
 
     def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
         """Searching: signs of the largest updates, or the largest weights. Polishing: numbers for the broadcast's support."""
         weights, density = client.weights, self.message_density(clock)
         kept = self.chosen(weights, client.log_alpha, client.layout, density)
-        vector = weights - client.packet.dense("weights", weights.dtype) if self.uplink is Uplink.UPDATES else weights
+        vector = weights - client.packet.dense("weights", weights.dtype) if self.travels is Uplink.UPDATES else weights
         if not self.searching(clock):
             sent = (client.packet.mask(weights.dtype) > 0).expand_as(weights)
-        elif self.uplink is Uplink.UPDATES:
+        elif self.travels is Uplink.UPDATES:
             sent = self.chosen(vector, client.log_alpha, client.layout, max(min(self.reach * self.density, SIGNS), density))
         else:
             sent = kept
         support = selection.positions(sent)
         packet = sparse_packet(support, {self.field: vector}, self.bits, draw)
-        if self.searching(clock) and self.uplink is Uplink.UPDATES:
+        if self.searching(clock) and self.travels is Uplink.UPDATES:
             packet.fields[self.field] = round_signs(vector.gather(-1, support))
         packet.scalars.update(two_means(client.log_alpha, kept, client.layout))
         return packet
@@ -259,10 +280,8 @@ class Sieve(Method):
         dtype, layout = server.weights.dtype, server.layout
         sent = packet.dense("weights", dtype)
         merged = self.merged(packet, replies, server.weights, clock, draw)
-        update = merged[self.field] - (sent if self.uplink is Uplink.WEIGHTS else 0)
-        rate = self.server_rate if self.searching(clock) else 1.0
-        if self.searching(clock) and self.uplink is Uplink.UPDATES:
-            rate *= min(len(replies) / ENOUGH, 1.0) ** 0.5
+        update = merged[self.field] - (sent if self.travels is Uplink.WEIGHTS else 0)
+        rate = self.boldness(server, len(replies), clock)
         move, moments = optimizers.step(self.server, server.moments, -update, rate, momentum=self.server_momentum)
         theta = sent + move + self.memory * (server.weights - sent)
         both = torch.cat([merged[name] for name in GATES])

@@ -38,8 +38,10 @@ MEASURES = {
 
 IMAGES = {**FALLING, "rate": 3.0, "batch": 64, "scaling_rate": 0.3, "step_gates": GateNoise.SAMPLED}
 """For softmax on images; the last two are FLoPS-PA's: with the schedule it may close gates sooner."""
-WHOLE = {"uplink": Uplink.WEIGHTS, "server_rate": 1.0}
+WHOLE = {"uplink": Uplink.WEIGHTS}
 """For sieve where tens of thousands of weights each matter a little: weights as they are, not signs of updates (decision H3)."""
+SIGNED = {"uplink": Uplink.UPDATES}
+"""For sieve on images of digits: signs at every density, MNIST at 1 % needs them (decision H15)."""
 BOUNDED = {"step_rule": StepRule.CAPPED}
 """Steps of at most 1/L: Polyak's aims at a loss of 0, which noisy targets and models smaller than a batch do not have (decision F10)."""
 FEW_VALUES = 20
@@ -210,8 +212,8 @@ TASKS = {
     "lr": synthetic("lr", "sparse linear regression, generated", Loss.SQUARED),
     "lg": synthetic("lg", "two classes, generated", Loss.LOGISTIC),
     "mc": synthetic("mc", "many classes, generated", Loss.SOFTMAX),
-    "digits": softmax("digits", "8 x 8 digits, shipped with scikit-learn", 64, 10, clients=20, density=0.1),
-    "mnist": softmax("mnist", "28 x 28 digits, softmax", 784, 10, weights=Weighting.SQRT, tuned=IMAGES),
+    "digits": softmax("digits", "8 x 8 digits, shipped with scikit-learn", 64, 10, clients=20, density=0.1, sieve=SIGNED),
+    "mnist": softmax("mnist", "28 x 28 digits, softmax", 784, 10, weights=Weighting.SQRT, tuned=IMAGES, sieve=SIGNED),
     "emnist": softmax(
         "emnist",
         "62 classes of characters, softmax",
@@ -230,6 +232,7 @@ TASKS = {
         objective=lambda _, group: Module(module=lenet(), build=lenet, group=group),
         partition=Partition.LABEL,
         settings=CAREFUL,
+        sieve=SIGNED,
     ),
     "rcv1": Task(
         about="newswire topics, 34 labels, sparse rows",
