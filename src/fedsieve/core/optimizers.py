@@ -1,6 +1,7 @@
 """Steps as pure functions of a state: SGD, momentum, Adam; cosine decay; clipping; and three rules for a client's step size."""
 
 from enum import StrEnum
+from functools import lru_cache
 from math import cos, inf, pi
 from typing import NamedTuple
 
@@ -85,8 +86,8 @@ def clipped(gradient: Float[Tensor, "*k n"], limit: float) -> Float[Tensor, "*k 
 
 
 def step_size(
-    rule: StepRule, rate: float, loss: Float[Tensor, "*k"], gradient: Float[Tensor, "*k n"], smoothness: Float[Tensor, "*k"] | None
-) -> Float[Tensor, "*k 1"]:
+    rule: StepRule, rate: float, loss: Float[Tensor, " k"], gradient: Float[Tensor, "k n"], smoothness: Float[Tensor, " k"] | None
+) -> Float[Tensor, "k 1"]:
     """The step of each client of a stack under the rule."""
     if rule is StepRule.POLYAK:
         square = (gradient * gradient).sum(-1, keepdim=True)
@@ -94,4 +95,10 @@ def step_size(
     if rule is StepRule.CAPPED:
         assert smoothness is not None, "the engine gives smoothness to methods that cap their step"
         return torch.clamp_max(1 / smoothness[..., None], rate)
-    return loss.new_full((*loss.shape, 1), rate)
+    return _alike(len(loss), rate, loss.dtype, loss.device)
+
+
+@lru_cache(maxsize=16)
+def _alike(clients: int, size: float, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "k 1"]:
+    """One step size for all: the same in every step of a round."""
+    return torch.full((clients, 1), size, dtype=dtype, device=device)

@@ -5,11 +5,12 @@ from enum import IntEnum
 from math import inf
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from fedsieve.core.compiled import flat, passes_over
+from fedsieve.core.compiled import passes_over
 from fedsieve.core.streams import Draw
 
 
@@ -202,10 +203,11 @@ def round_values(values: Float[Tensor, "*k m"], bits: int, draw: Draw, purpose: 
     step, tiny = (1 + 1e-6) / (highest + half), torch.finfo(torch.float32).tiny
     # The float32 scale is a hair wide, so that the largest value stays inside the levels.
     if fast := passes_over(values, noise):
-        codes, scale = torch.empty(values.shape, dtype=torch.int8), values.new_empty(values.shape[:-1])
-        given, drawn, made = (part.numpy().reshape(-1, values.shape[-1]) for part in (values, noise, codes))
-        fast.levels(given, drawn, step, tiny, half, lowest, highest, made, flat(scale))
-        return Values(codes, scale, coding)
+        given = values.numpy()
+        rows = given.reshape(-1, given.shape[-1])
+        codes, scale = np.empty(rows.shape, dtype=np.int8), np.empty(len(rows), dtype=np.float32)
+        fast.levels(rows, noise.numpy().reshape(rows.shape), step, tiny, half, lowest, highest, codes, scale)
+        return Values(torch.from_numpy(codes.reshape(given.shape)), torch.from_numpy(scale.reshape(given.shape[:-1])), coding)
     scale = (torch.linalg.vector_norm(values, inf, dim=-1) * step).to(torch.float32).clamp_min(tiny)
     levels = (values / scale[..., None].to(values.dtype)).add_(noise)
     if zero_free:

@@ -109,9 +109,12 @@ def drawer(
 ) -> Draw:
     """The noise of one step for a stack of clients; `at` tells the coordinates of a restricted vector among all, when noise is drawn."""
 
+    as_drawn = dtype is torch.float32 and str(device) == "cpu"
+
     def draw(purpose: str, size: int) -> Tensor:
         base = key(seed, purpose, round, exchange, step)
-        return torch.from_numpy(uniforms(base, clients, size if at is None else at())).to(device=device, dtype=dtype)
+        noise = torch.from_numpy(uniforms(base, clients, size if at is None else at()))
+        return noise if as_drawn else noise.to(device=device, dtype=dtype)
 
     return draw
 
