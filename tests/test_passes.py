@@ -7,7 +7,7 @@ from scipy.sparse import csr_matrix
 from torch import nn
 from torch.nn import functional
 
-from fedsieve.core import compiled, constraint, gates, optimizers, packets, streams
+from fedsieve.core import aggregation, compiled, constraint, gates, optimizers, packets, streams
 from fedsieve.core.constraint import Form
 from fedsieve.core.gates import LOG_ALPHA_LIMIT, GateAtTest, HardConcrete
 from fedsieve.core.optimizers import Optimizer
@@ -279,9 +279,22 @@ def test_the_softmax_loss_agrees(monkeypatch):
         torch.testing.assert_close(fast, slow, atol=2e-5, rtol=2e-6)
 
 
-def test_the_violation_agrees(monkeypatch):
-    fast, slow = both(monkeypatch, lambda: constraint.gap(SHAPE, stack(), 0.05))
+@pytest.mark.parametrize("density", [0.05, 0.9])
+def test_the_dual_step_agrees(monkeypatch, density):
+    """Ascended where too many gates are open, 0 where they are not."""
+    fast, slow = both(monkeypatch, lambda: constraint.dual_step(SHAPE, stack(1)[0], torch.tensor(0.3), density, 0.5))
     torch.testing.assert_close(fast, slow, atol=1e-6, rtol=0)
+    assert (fast == 0) == (density == 0.9)
+
+
+@pytest.mark.parametrize("zero_free", [False, True])
+@pytest.mark.parametrize("bits", [32, 16, 8, 4])
+def test_the_mean_of_levels_agrees(monkeypatch, bits, zero_free):
+    draw = streams.drawer(1, 0, 0, 0, [0, 1, 2], torch.float32)
+    values, shares = packets.round_values(stack(), bits, draw, "x", zero_free=zero_free), torch.tensor([0.5, 0.2, 0.3])
+    fast, slow = both(monkeypatch, lambda: aggregation.dense_mean(values, shares))
+    torch.testing.assert_close(fast, slow, atol=1e-6, rtol=1e-6)
+    assert torch.equal(slow, aggregation.mean(values.decode(torch.float32), shares))
 
 
 def test_adams_steps_agree(monkeypatch):

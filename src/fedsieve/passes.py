@@ -131,25 +131,26 @@ def magnitudes(weights, log_alpha, temperature, low, high, least, out):
         out[i] = abs(weights[i] * min(max(z, least), F(1)))
 
 
-@compiled(TABLE, float32, ROW, reassociate=True)
-def open_share(log_alpha, offset, out):
-    """See `constraint.gap`."""
+@compiled(ROW, float32, ROW, float64, float64, ROW, reassociate=True)
+def dual_step(log_alpha, offset, multiplier, density, rate, out):
+    """See `constraint.dual_step`."""
     wide()
-    for k in range(len(log_alpha)):
-        total = float64(0)
-        for i in range(log_alpha.shape[1]):
-            total += F(1) / (F(1) + exponential(-(log_alpha[k, i] + offset)))
-        out[k] = total / log_alpha.shape[1]
+    total = float64(0)
+    for i in range(len(log_alpha)):
+        total += F(1) / (F(1) + exponential(-(log_alpha[i] + offset)))
+    violation = total / len(log_alpha) - density
+    out[0] = multiplier[0] + rate * violation if violation > 0 else F(0)
 
 
 @compiled(TABLE, float32, float32[::1], TABLE)
 def constraint_slope(log_alpha, offset, multiplier, out):
-    """See `constraint.slope`."""
+    """See `constraint.slope`; one multiplier, or one a client."""
     wide()
     for k in range(len(log_alpha)):
+        pull = multiplier[min(k, len(multiplier) - 1)]
         for i in range(log_alpha.shape[1]):
             p = F(1) / (F(1) + exponential(-(log_alpha[k, i] + offset)))
-            out[k, i] = multiplier[k] * p * (F(1) - p)
+            out[k, i] = pull * p * (F(1) - p)
 
 
 @compiled(TABLE, TABLE, float32, float32[::1], float32, float32, TABLE)
@@ -265,3 +266,13 @@ def levels(values, noise, step, tiny, half, lowest, highest, codes, scale):
         scale[k] = width
         for i in range(values.shape[1]):
             codes[k, i] = int8(WORD(min(max(np.floor(values[k, i] / width + noise[k, i] - half), lowest), highest)))
+
+
+@compiled(int8[:, ::1], ROW, float32, ROW, ROW)
+def level_mean(codes, scale, half, weights, out):
+    """See `aggregation.dense_mean`."""
+    out[:] = F(0)
+    for k in range(len(codes)):
+        width, share = scale[k], weights[k]
+        for i in range(codes.shape[1]):
+            out[i] += (F(codes[k, i]) + half) * width * share

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedsieve.algorithms.averaging import Averaging, Client, Server
 from fedsieve.algorithms.method import SCHEDULING, Method
 from fedsieve.core import optimizers
+from fedsieve.core.aggregation import dense_mean
 from fedsieve.core.optimizers import Optimizer, StepRule
 from fedsieve.core.packets import Packet, dense_packet
 from fedsieve.core.streams import Draw
@@ -43,6 +44,10 @@ class GradientExchange(Method):
     def local_steps(self) -> int:
         """A gradient, not a step."""
         return 1
+
+    def averaged(self, stack: Packet, shares: Float[Tensor, " k"]) -> dict[str, Float[Tensor, " _n"]]:
+        """Gradients are dense."""
+        return {name: dense_mean(values, shares) for name, values in stack.fields.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

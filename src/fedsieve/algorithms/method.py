@@ -261,7 +261,11 @@ class Method:
         if stack is None or self.weights is Weighting.RIEMANNIAN:
             said = self.heard(replies, like.dtype)
             return {name: mean(part, shares) if name in GATES else self.average(part, shares) for name, part in said.items()}
-        return {name: sparse_mean(part, shares, packet.size) for name, part in self.said(stack, like.dtype).items()}
+        return self.averaged(stack, shares)
+
+    def averaged(self, stack: Packet, shares: Float[Tensor, " k"]) -> dict[str, Float[Tensor, " _n"]]:
+        """The weighted mean of what a stack says, part by part."""
+        return {name: sparse_mean(part, shares, stack.size) for name, part in self.said(stack, shares.dtype).items()}
 
     def average(self, vectors: Float[Tensor, "k n"], shares: Float[Tensor, " k"]) -> Float[Tensor, " n"]:
         """The mean of vectors: plain, or on the sphere (decision D6)."""

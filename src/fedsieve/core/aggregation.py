@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from fedsieve.core.packets import Part
+from fedsieve.core.compiled import passes_over
+from fedsieve.core.packets import HALVED, Part, Values
 from fedsieve.core.selection import exact_floor
 
 
@@ -52,6 +53,16 @@ def cohort_weights(
 def mean(vectors: Float[Tensor, "k n"], weights: Float[Tensor, " k"]) -> Float[Tensor, " n"]:
     """sum_k w_k v_k. A sum, not a product of matrices: its order depends on the shape alone, so every engine gives the same bits."""
     return (vectors * weights[:, None]).sum(0)
+
+
+def dense_mean(values: Values, weights: Float[Tensor, " k"]) -> Float[Tensor, " n"]:
+    """sum_k w_k v_k of what a dense stack decodes to."""
+    codes, scale = values.codes, values.scale
+    if scale is not None and codes.is_contiguous() and (fast := passes_over(weights, scale, size=codes.shape[-1])):
+        found = weights.new_empty(codes.shape[-1])
+        fast.level_mean(codes.numpy(), scale.numpy(), 0.5 if values.coding in HALVED else 0.0, weights.numpy(), found.numpy())
+        return found
+    return mean(values.decode(weights.dtype), weights)
 
 
 def sparse_mean(part: Part, weights: Float[Tensor, " k"], size: int) -> Float[Tensor, " n"]:

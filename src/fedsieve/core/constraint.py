@@ -32,10 +32,6 @@ class Dual(StrEnum):
 
 def gap(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], density: float) -> Float[Tensor, "*k"]:
     """The violation L_con = mean_j P(z_j != 0) - rho."""
-    if fast := passes_over(log_alpha):
-        share = log_alpha.new_empty(log_alpha.shape[:-1])
-        fast.open_share(log_alpha.numpy().reshape(-1, log_alpha.shape[-1]), shape.offset, flat(share))
-        return share - density
     return active_probability(shape, log_alpha).mean(-1) - density
 
 
@@ -46,8 +42,7 @@ def slope(
     scale = multiplier if form is Form.COUNT else multiplier / size
     if fast := passes_over(log_alpha):
         found, rows = torch.empty_like(log_alpha), (-1, log_alpha.shape[-1])
-        scales = scale.expand(log_alpha.shape[:-1]).contiguous().numpy()
-        fast.constraint_slope(log_alpha.numpy().reshape(rows), shape.offset, scales.reshape(-1), found.numpy().reshape(rows))
+        fast.constraint_slope(log_alpha.numpy().reshape(rows), shape.offset, flat(scale), found.numpy().reshape(rows))
         return found
     p = active_probability(shape, log_alpha)
     return torch.ops.aten.sigmoid_backward(scale[..., None].expand_as(p), p)
@@ -95,6 +90,17 @@ def drift(
 def ascend(multiplier: Float[Tensor, "*k"], violation: Float[Tensor, "*k"], rate: float) -> Float[Tensor, "*k"]:
     """One dual step: lambda + eta_lambda * gap, restarted at 0 once the constraint holds (L138, decision B2)."""
     return torch.where(violation > 0, torch.add(multiplier, violation, alpha=rate), 0.0)
+
+
+def dual_step(
+    shape: HardConcrete, log_alpha: Float[Tensor, " n"], multiplier: Float[Tensor, ""], density: float, rate: float
+) -> Float[Tensor, ""]:
+    """`ascend` on the `gap` of these gates."""
+    if fast := passes_over(log_alpha, multiplier):
+        found = torch.empty_like(multiplier)
+        fast.dual_step(flat(log_alpha), shape.offset, flat(multiplier), density, rate, flat(found))
+        return found
+    return ascend(multiplier, gap(shape, log_alpha, density), rate)
 
 
 def exact_shift(
