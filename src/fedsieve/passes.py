@@ -220,19 +220,21 @@ def miss(logit, y, logistic):
     return (logit - y) * (logit - y), F(2) * (logit - y)
 
 
-@compiled(TABLE, int64[:, ::1], IMAGES, TABLE, TABLE, boolean, ROW, TABLE, IMAGES, reassociate=True)
-def row_gradient(rows, places, weights, intercept, y, logistic, loss, slope, out):
+@compiled(TABLE, int64[:, ::1], TABLE, int64, TABLE, boolean, ROW, TABLE, reassociate=True)
+def row_gradient(rows, places, theta, outputs, y, logistic, loss, out):
     """See `PickedRows.gradient`; four rows at a time there and back, while they are in the fastest memory."""
     wide()
-    clients, outputs, features = weights.shape
+    features, gated = rows.shape[1], outputs * rows.shape[1]
     batch, last, share, by = places.shape[1], places.shape[1] - 1, F(1) / F(places.shape[1]), np.empty((4, outputs), F)
-    for k in range(clients):
-        at, loss[k], slope[k], out[k] = places[k], F(0), F(0), F(0)
+    for k in range(len(theta)):
+        weights, intercept = theta[k, :gated].reshape(outputs, features), theta[k, gated:]
+        slope, slope_at_zero = out[k, :gated].reshape(outputs, features), out[k, gated:]
+        at, loss[k], out[k] = places[k], F(0), F(0)
         for i in range(0, batch, 4):
             a, b, c, d = rows[at[i]], rows[at[min(i + 1, last)]], rows[at[min(i + 2, last)]], rows[at[min(i + 3, last)]]
             for o in range(outputs):
-                vector = weights[k, o]
-                p = q = r = s = intercept[k, o]
+                vector = weights[o]
+                p = q = r = s = intercept[o] if len(intercept) else F(0)
                 for j in range(features):
                     p += a[j] * vector[j]
                     q += b[j] * vector[j]
@@ -248,8 +250,9 @@ def row_gradient(rows, places, weights, intercept, y, logistic, loss, slope, out
                     one, by[n, 0] = miss(by[n, 0], y[k, i + n], logistic)
                     loss[k] += share * one
             for o in range(outputs):
-                p, q, r, s, total = share * by[0, o], share * by[1, o], share * by[2, o], share * by[3, o], out[k, o]
-                slope[k, o] += p + q + r + s
+                p, q, r, s, total = share * by[0, o], share * by[1, o], share * by[2, o], share * by[3, o], slope[o]
+                if len(intercept):
+                    slope_at_zero[o] += p + q + r + s
                 for j in range(features):
                     total[j] += p * a[j] + q * b[j] + r * c[j] + s * d[j]
 

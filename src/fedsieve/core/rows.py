@@ -80,10 +80,13 @@ class PickedRows:
         return rows.ndim == 2 and passes_over(rows, size=size) is not None
 
     def gradient(
-        self, weights: Float[Tensor, "k c f"], intercept: Float[Tensor, "k c"], y: Shaped[Tensor, "k b"], *, logistic: bool
-    ) -> tuple[Float[Tensor, " k"], Float[Tensor, "k c"], Float[Tensor, "k cf"]]:
-        """The mean loss and its derivatives in the intercepts and in the weights: of one output squared or logistic, of several softmax."""
-        loss, slope, out = weights.new_empty(len(weights)), torch.empty_like(intercept), weights.new_empty(len(weights), weights[0].numel())
-        given = (self.rows, self.places, weights.contiguous(), intercept.contiguous(), y.to(weights.dtype))
-        passes().row_gradient(*(part.numpy() for part in given), logistic, loss.numpy(), slope.numpy(), out.numpy().reshape(weights.shape))
-        return loss, slope, out
+        self, theta: Float[Tensor, "k p"], outputs: int, y: Shaped[Tensor, "k b"], *, logistic: bool
+    ) -> tuple[Float[Tensor, " k"], Float[Tensor, "k p"]]:
+        """The mean loss and its derivative in weights, output by output, and intercepts, if there are some behind them.
+
+        Of one output squared or logistic, of several softmax.
+        """
+        loss, out = np.empty(len(theta), dtype=np.float32), torch.empty_like(theta)
+        given = (part.numpy() for part in (self.rows, self.places, theta))
+        passes().row_gradient(*given, outputs, y.to(theta.dtype).numpy(), logistic, loss, out.numpy())
+        return torch.from_numpy(loss), out

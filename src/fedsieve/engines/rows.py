@@ -59,7 +59,8 @@ class Rows:
     def batches(self, places: Tensor) -> Iterator[Batch]:
         """The rows at some places, step by step, (k, b, ...), left where they are if the model can read them there."""
         suits = getattr(self._objective, "reads_rows", False) and PickedRows.suits(self.x, self._objective.layout.size)
-        for at, y in zip(places, _picked(self.y, places), strict=True):
+        labels = _picked(self.y, places)
+        for at, y in zip(places, labels.to(self.x.dtype) if suits else labels, strict=True):
             yield Batch(PickedRows(self.x, at) if suits else _picked(self.x, at), y)
 
     def pick(self, client: int, hands: np.ndarray, also: np.ndarray | None = None) -> "Picked":
