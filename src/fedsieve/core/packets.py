@@ -202,7 +202,7 @@ def round_values(values: Float[Tensor, "*k m"], bits: int, draw: Draw, purpose: 
     noise = draw(f"round {purpose}", values.shape[-1])
     step, tiny = (1 + 1e-6) / (highest + half), torch.finfo(torch.float32).tiny
     # The float32 scale is a hair wide, so that the largest value stays inside the levels.
-    if fast := passes_over(values, noise):
+    if fast := passes_over(values, noise, exact=True):
         given = values.numpy()
         rows = given.reshape(-1, given.shape[-1])
         codes, scale = np.empty(rows.shape, dtype=np.int8), np.empty(len(rows), dtype=np.float32)

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int64, UInt64
 from torch import Tensor
 
-from fedsieve.core.compiled import LEAST, passes
+from fedsieve.core.compiled import passes, worth
 
 SERVER = -1
 """The client number under which the server draws its own noise."""
@@ -64,7 +64,7 @@ def uniforms(base: int, clients: Sequence[int], at: Int64[np.ndarray, " n"] | in
     The 23 bits are put behind the exponent of 1, which is exact and takes no conversion of 64-bit integers.
     """
     counters = _counters(at) if isinstance(at, int) else _spaced(at)
-    if len(counters) >= LEAST and (fast := passes()):
+    if worth(len(counters), exact=True) and (fast := passes()):
         noise = np.empty((len(clients), len(counters)), dtype=np.float32)
         fast.uniforms(base, _apart(tuple(clients)), counters, noise)
         return noise
