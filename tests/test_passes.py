@@ -299,10 +299,9 @@ def test_the_mean_of_levels_agrees(monkeypatch, bits, zero_free):
 
 def test_adams_steps_agree(monkeypatch):
     def walk():
-        moments, place = optimizers.no_moments(stack(1)[0]), 0
+        moments, place = optimizers.no_moments(stack(1)[0]), torch.zeros(SIZE)
         for seed in range(5):
-            move, moments = optimizers.step(Optimizer.ADAM, moments, stack(1, seed=seed)[0], 0.1, momentum=0.9)
-            place = place + move
+            place, moments = optimizers.step(Optimizer.ADAM, moments, place, stack(1, seed=seed)[0], 0.1, momentum=0.9)
         return place, *moments
 
     for fast, slow in zip(*both(monkeypatch, walk), strict=True):

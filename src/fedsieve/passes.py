@@ -172,15 +172,15 @@ def chain(gradient, weights, value, slope, by_weight, by_gate):
         by_gate[i] = gradient[i] * weights[i] * slope[i]
 
 
-@compiled(ROW, ROW, ROW, float64, float64, float64, float32, float64, ROW, ROW, ROW)
-def adam(gradient, first, second, rate, momentum, square, epsilon, count, move, new_first, new_second):
+@compiled(ROW, ROW, ROW, ROW, float64, float64, float64, float32, float64, ROW, ROW, ROW)
+def adam(place, gradient, first, second, rate, momentum, square, epsilon, count, moved, new_first, new_second):
     """See `optimizers.step`."""
     keep, take, keep_square, take_square = F(momentum), F(1 - momentum), F(square), F(1 - square)
     step, spread = F(-rate / (1 - momentum**count)), F(1 / (1 - square**count))
     for i in range(len(gradient)):
         new_first[i] = keep * first[i] + take * gradient[i]
         new_second[i] = keep_square * second[i] + take_square * gradient[i] * gradient[i]
-        move[i] = step * new_first[i] / (np.sqrt(new_second[i] * spread) + epsilon)
+        moved[i] = place[i] + step * new_first[i] / (np.sqrt(new_second[i] * spread) + epsilon)
 
 
 @numba.njit(error_model="numpy")

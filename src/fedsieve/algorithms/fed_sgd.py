@@ -77,7 +77,7 @@ class FedSGD(GradientExchange, Averaging):
     def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
         """One optimizer step on the mean gradient."""
         gradient = self.merged(packet, replies, server.theta, clock, draw)["gradient"]
-        move, moments = optimizers.step(
-            self.server, server.moments, gradient, self.server_rate * self.decay(clock), momentum=self.server_momentum
+        theta, moments = optimizers.step(
+            self.server, server.moments, server.theta, gradient, self.server_rate * self.decay(clock), momentum=self.server_momentum
         )
-        return server._replace(theta=server.theta + move, moments=moments)
+        return server._replace(theta=theta, moments=moments)

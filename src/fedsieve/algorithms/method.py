@@ -290,8 +290,7 @@ def server_step(
     method: Method, moments: Moments, sent: Float[Tensor, " p"], mean: Float[Tensor, " p"]
 ) -> tuple[Float[Tensor, " p"], Moments]:
     """The server's move from what it sent towards the cohort's mean: sent - mean is its pseudo-gradient."""
-    move, moments = optimizers.step(method.server, moments, sent - mean, method.server_rate, momentum=method.server_momentum)
-    return sent + move, moments
+    return optimizers.step(method.server, moments, sent, sent - mean, method.server_rate, momentum=method.server_momentum)
 
 
 def at_least(least: float, **fields: float) -> None:

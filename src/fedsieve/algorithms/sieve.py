@@ -249,8 +249,8 @@ class Sieve(Method):
         rate = self.server_rate if self.searching(clock) else 1.0
         if self.searching(clock) and self.uplink is Uplink.UPDATES:
             rate *= min(len(replies) / ENOUGH, 1.0) ** 0.5
-        move, moments = optimizers.step(self.server, server.moments, -update, rate, momentum=self.server_momentum)
-        theta = sent + move + self.memory * (server.weights - sent)
+        moved, moments = optimizers.step(self.server, server.moments, sent, -update, rate, momentum=self.server_momentum)
+        theta = moved + self.memory * (server.weights - sent)
         both = torch.cat([merged[name] for name in GATES])
         found = not self.searching(clock._replace(round=clock.round + 1))
         if found and self.ending is Ending.FROZEN:

@@ -47,6 +47,7 @@ def no_moments(like: Float[Tensor, " n"]) -> Moments:
 def step(
     kind: Optimizer,
     moments: Moments,
+    place: Float[Tensor, " n"],
     gradient: Float[Tensor, " n"],
     rate: float,
     *,
@@ -54,22 +55,22 @@ def step(
     square: float = 0.999,
     epsilon: float = 1e-8,
 ) -> tuple[Float[Tensor, " n"], Moments]:
-    """What to add to the parameters, and the new state."""
+    """Where a step from a place leads, and the new state."""
     if kind is Optimizer.SGD:
-        return -rate * gradient, moments
+        return place + -rate * gradient, moments
     if kind is Optimizer.MOMENTUM:
         first = momentum * moments.first + gradient
-        return -rate * first, moments._replace(first=first)
+        return place + -rate * first, moments._replace(first=first)
     count = moments.count + 1
-    if fast := passes_over(gradient, moments.first, moments.second):
-        move, first, second = (torch.empty_like(gradient) for _ in range(3))
-        old, done = (gradient, moments.first, moments.second), (move, first, second)
+    if fast := passes_over(place, gradient, moments.first, moments.second):
+        moved, first, second = (torch.empty_like(gradient) for _ in range(3))
+        old, done = (place, gradient, moments.first, moments.second), (moved, first, second)
         fast.adam(*map(flat, old), rate, momentum, square, epsilon, float(count), *map(flat, done))
-        return move, Moments(first, second, count)
+        return moved, Moments(first, second, count)
     first = torch.lerp(gradient, moments.first, momentum)
     second = torch.addcmul(square * moments.second, gradient, gradient, value=1 - square)
     spread = (second / (1 - square**count)).sqrt_().add_(epsilon)
-    return first * (-rate / (1 - momentum**count)) / spread, Moments(first, second, count)
+    return place + first * (-rate / (1 - momentum**count)) / spread, Moments(first, second, count)
 
 
 def cosine(progress: float, final: float) -> float:

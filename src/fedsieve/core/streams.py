@@ -122,7 +122,7 @@ def drawer(
 def server_drawer(seed: int, round: int, exchange: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Draw:
     """The server's own noise, without a client axis."""
     draw = drawer(seed, round, exchange, 0, [SERVER], dtype, device)
-    return lambda purpose, size: draw(purpose, size)[0]
+    return lambda purpose, size: draw(purpose, size).view(size)
 
 
 def normal(uniform: Float[Tensor, "*k n"]) -> Float[Tensor, "*k n"]:
