@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from fedsieve.core.compiled import passes_over
+from fedsieve.core.compiled import at, passes_over
 from fedsieve.core.packets import HALVED, Part, Values
 from fedsieve.core.selection import exact_floor
 
@@ -57,10 +57,11 @@ def mean(vectors: Float[Tensor, "k n"], weights: Float[Tensor, " k"]) -> Float[T
 
 def dense_mean(values: Values, weights: Float[Tensor, " k"]) -> Float[Tensor, " n"]:
     """sum_k w_k v_k of what a dense stack decodes to."""
-    codes, scale = values.codes, values.scale
-    if scale is not None and codes.is_contiguous() and (fast := passes_over(weights, scale, size=codes.shape[-1])):
-        found = weights.new_empty(codes.shape[-1])
-        fast.level_mean(codes.numpy(), scale.numpy(), 0.5 if values.coding in HALVED else 0.0, weights.numpy(), found.numpy())
+    codes, scale, size = values.codes, values.scale, values.codes.shape[-1]
+    whole = scale is not None and codes.dtype is torch.int8 and codes.is_contiguous()
+    if whole and (fast := passes_over(weights, scale, size=size)):
+        found = weights.new_empty(size)
+        fast.level_mean(*at(codes, scale, weights, found), len(codes), size, 0.5 if values.coding in HALVED else 0.0)
         return found
     return mean(values.decode(weights.dtype), weights)
 

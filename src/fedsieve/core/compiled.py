@@ -1,6 +1,7 @@
 """Whether a formula may take its compiled form (`fedsieve.passes`): numba installed, single precision, CPU, vectors worth the loading."""
 
 import sys
+from collections.abc import Iterable
 from functools import cache
 from types import ModuleType
 
@@ -53,6 +54,11 @@ def passes_over(*vectors: Tensor, size: int | None = None, exact: bool = False) 
         if vector.dtype is not torch.float32 or not vector.is_cpu or not vector.is_contiguous():
             return None
     return passes()
+
+
+def at(*vectors: Tensor) -> Iterable[int]:
+    """Where the numbers of each begin; a pass that takes addresses keeps no tensor alive."""
+    return map(Tensor.data_ptr, vectors)
 
 
 def flat(vectors: Float32[Tensor, "..."]) -> Float32[np.ndarray, " n"]:

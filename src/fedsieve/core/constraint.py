@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsieve.core.compiled import flat, passes_over, sparse_passes
+from fedsieve.core.compiled import at, passes_over, sparse_passes
 from fedsieve.core.gates import LOG_ALPHA_LIMIT, HardConcrete, active_probability
 
 
@@ -40,9 +40,9 @@ def slope(
 ) -> Float[Tensor, "*k n"]:
     """lambda grad_phi L_con: lambda P (1 - P), over |theta| in the paper's form; added in descent (L138; L136 has a slip, A1)."""
     scale = multiplier if form is Form.COUNT else multiplier / size
-    if fast := passes_over(log_alpha):
-        found, rows = torch.empty_like(log_alpha), (-1, log_alpha.shape[-1])
-        fast.constraint_slope(log_alpha.numpy().reshape(rows), shape.offset, flat(scale), found.numpy().reshape(rows))
+    if fast := passes_over(log_alpha, scale, size=log_alpha.shape[-1]):
+        found, size = torch.empty_like(log_alpha), log_alpha.shape[-1]
+        fast.constraint_slope(*at(log_alpha, scale, found), log_alpha.numel() // size, size, scale.numel(), shape.offset)
         return found
     p = active_probability(shape, log_alpha)
     return torch.ops.aten.sigmoid_backward(scale[..., None].expand_as(p), p)
@@ -58,10 +58,10 @@ def descend(
     rate: float,
 ) -> Float[Tensor, "k n"]:
     """log_alpha - eta_phi (gradient + lambda grad_phi L_con), inside its limits."""
-    if fast := passes_over(log_alpha, gradient):
+    scale = multiplier if form is Form.COUNT else multiplier / size
+    if fast := passes_over(log_alpha, gradient, scale):
         found = torch.empty_like(log_alpha)
-        scale = multiplier if form is Form.COUNT else multiplier / size
-        fast.gate_step(log_alpha.numpy(), gradient.numpy(), shape.offset, scale.contiguous().numpy(), rate, LOG_ALPHA_LIMIT, found.numpy())
+        fast.gate_step(*at(log_alpha, gradient, scale, found), *log_alpha.shape, shape.offset, rate, LOG_ALPHA_LIMIT)
         return found
     turn = gradient + slope(shape, log_alpha, multiplier, form, size)
     return log_alpha.sub(turn, alpha=rate).clamp_(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
@@ -98,7 +98,7 @@ def dual_step(
     """`ascend` on the `gap` of these gates."""
     if fast := passes_over(log_alpha, multiplier):
         found = torch.empty_like(multiplier)
-        fast.dual_step(flat(log_alpha), shape.offset, flat(multiplier), density, rate, flat(found))
+        fast.dual_step(*at(log_alpha, multiplier, found), len(log_alpha), shape.offset, density, rate)
         return found
     return ascend(multiplier, gap(shape, log_alpha, density), rate)
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsieve.core.compiled import flat, passes_over
+from fedsieve.core.compiled import at, passes_over
 
 
 class Optimizer(StrEnum):
@@ -64,8 +64,8 @@ def step(
     count = moments.count + 1
     if fast := passes_over(place, gradient, moments.first, moments.second):
         moved, first, second = (torch.empty_like(gradient) for _ in range(3))
-        old, done = (place, gradient, moments.first, moments.second), (moved, first, second)
-        fast.adam(*map(flat, old), rate, momentum, square, epsilon, float(count), *map(flat, done))
+        vectors = at(place, gradient, moments.first, moments.second, moved, first, second)
+        fast.adam(*vectors, len(place), rate, momentum, square, epsilon, float(count))
         return moved, Moments(first, second, count)
     first = torch.lerp(gradient, moments.first, momentum)
     second = torch.addcmul(square * moments.second, gradient, gradient, value=1 - square)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from enum import IntEnum
-from math import inf
+from math import inf, prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from fedsieve.core.compiled import passes_over
+from fedsieve.core.compiled import at, passes_over
 from fedsieve.core.streams import Draw
 
 
@@ -203,11 +203,10 @@ def round_values(values: Float[Tensor, "*k m"], bits: int, draw: Draw, purpose: 
     step, tiny = (1 + 1e-6) / (highest + half), torch.finfo(torch.float32).tiny
     # The float32 scale is a hair wide, so that the largest value stays inside the levels.
     if fast := passes_over(values, noise, exact=True):
-        given = values.numpy()
-        rows = given.reshape(-1, given.shape[-1])
-        codes, scale = np.empty(rows.shape, dtype=np.int8), np.empty(len(rows), dtype=np.float32)
-        fast.levels(rows, noise.numpy().reshape(rows.shape), step, tiny, half, lowest, highest, codes, scale)
-        return Values(torch.from_numpy(codes.reshape(given.shape)), torch.from_numpy(scale.reshape(given.shape[:-1])), coding)
+        *among, size = values.shape
+        codes, scale = np.empty((prod(among), size), dtype=np.int8), np.empty(prod(among), dtype=np.float32)
+        fast.levels(*at(values, noise), codes, scale, step, tiny, half, lowest, highest)
+        return Values(torch.from_numpy(codes.reshape(*among, size)), torch.from_numpy(scale.reshape(among)), coding)
     scale = (torch.linalg.vector_norm(values, inf, dim=-1) * step).to(torch.float32).clamp_min(tiny)
     levels = (values / scale[..., None].to(values.dtype)).add_(noise)
     if zero_free:

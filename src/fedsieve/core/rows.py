@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int, Int64, Shaped
 from torch import Tensor
 
-from fedsieve.core.compiled import passes, passes_over, sparse_passes
+from fedsieve.core.compiled import at, passes, passes_over, sparse_passes
 
 
 class SparseBatch:
@@ -86,7 +86,8 @@ class PickedRows:
 
         Of one output squared or logistic, of several softmax.
         """
-        loss, out = np.empty(len(theta), dtype=np.float32), torch.empty_like(theta)
-        given = (part.numpy() for part in (self.rows, self.places, theta))
-        passes().row_gradient(*given, outputs, y.to(theta.dtype).numpy(), logistic, loss, out.numpy())
-        return torch.from_numpy(loss), out
+        y, loss, out = y.to(theta.dtype).contiguous(), theta.new_empty(len(theta)), torch.empty_like(theta)
+        places = self.places.contiguous()
+        sizes = (tuple(self.rows.shape), tuple(places.shape), theta.shape[1], outputs)
+        passes().row_gradient(*at(self.rows, places, theta, y, loss, out), *sizes, logistic)
+        return loss, out
