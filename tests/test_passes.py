@@ -37,16 +37,18 @@ def stack(k=3, spread=4.0, seed=0):
 
 
 def test_noise_is_the_same_to_the_bit(monkeypatch):
-    for at in (SIZE, np.arange(5, 5 + 3 * SIZE, 3)):
+    for at in (SIZE, 17, np.arange(5, 5 + 3 * SIZE, 3)):
         fast, slow = both(monkeypatch, lambda at=at: streams.uniforms(7, [0, 3, 11], at))
         assert np.array_equal(fast, slow)
 
 
+@pytest.mark.parametrize("size", [SIZE, 17])
 @pytest.mark.parametrize("zero_free", [False, True])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_levels_are_the_same_to_the_bit(monkeypatch, bits, zero_free):
+def test_levels_are_the_same_to_the_bit(monkeypatch, bits, zero_free, size):
+    """Short vectors take the pass too, once it is loaded."""
     draw = streams.drawer(1, 0, 0, 0, [0, 1, 2], torch.float32)
-    values = stack() * torch.tensor([1.0, 1e-3, 0.0])[:, None]
+    values = stack()[:, :size].contiguous() * torch.tensor([1.0, 1e-3, 0.0])[:, None]
     fast, slow = both(monkeypatch, lambda: packets.round_values(values, bits, draw, "x", zero_free=zero_free))
     assert torch.equal(fast.codes, slow.codes) and torch.equal(fast.scale, slow.scale) and fast.coding is slow.coding
 
@@ -267,6 +269,7 @@ def test_double_precision_and_short_vectors_take_the_formulas():
     assert compiled.passes_over(stack()) is not None
     assert compiled.passes_over(stack().double()) is None
     assert compiled.passes_over(stack()[:, :10].contiguous()) is None
+    assert compiled.passes_over(stack()[:, :10].contiguous(), exact=True) is not None
     assert compiled.passes_over(stack(), stack().t()) is None
 
 
