@@ -92,6 +92,22 @@ def test_a_gates_step_agrees_and_stays_inside_its_limits(monkeypatch, form):
     assert step(torch.full((3, SIZE), torch.nan)).isnan().all()
 
 
+@pytest.mark.parametrize("form", Form)
+def test_a_step_of_weights_and_gates_together_agrees(monkeypatch, form):
+    """Compiled and in torch, and as the chain rule and two steps."""
+    weights, gradient, log_alpha = stack(seed=1), stack(seed=2), stack(seed=3)
+    gate, step, multiplier = gates.deterministic(SHAPE, log_alpha), torch.tensor([[0.1], [0.0], [2.0]]), torch.tensor([0.0, 0.5, 30.0])
+    rest = (multiplier, form, SIZE, 0.1)
+    fast, slow = both(monkeypatch, lambda: constraint.joint_step(SHAPE, weights, log_alpha, gradient, gate, step, *rest))
+    by_weight, by_gate = gates.chain(gradient, weights, gate)
+    apart = weights - step * by_weight, constraint.descend(SHAPE, log_alpha, by_gate, *rest)
+    for one, other, alone in zip(fast, slow, apart, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-6, rtol=2e-6)
+        torch.testing.assert_close(one, alone, atol=2e-6, rtol=2e-6)
+    broken = constraint.joint_step(SHAPE, weights, log_alpha, torch.full_like(gradient, torch.nan), gate, step, *rest)
+    assert all(part.isnan().all() for part in broken)
+
+
 @pytest.mark.parametrize("form", list(Form))
 def test_the_pull_of_the_constraint_agrees(monkeypatch, form):
     for multiplier in (torch.tensor([0.5, 0.0, 2.0]), torch.tensor(0.5)):

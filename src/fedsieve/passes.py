@@ -194,6 +194,22 @@ def gate_step(log_alpha, gradient, multiplier, out, clients, size, offset, rate,
             out[k, i] = -limit if turned < -limit else limit if turned > limit else turned  # a broken number stays broken
 
 
+@compiled(AT, AT, AT, AT, AT, AT, AT, AT, AT, int64, int64, float32, float32, float32)
+def joint_step(weights, log_alpha, gradient, value, slope, step, multiplier, moved, turned, clients, size, offset, rate, limit):
+    """See `constraint.joint_step`."""
+    wide()
+    weights, log_alpha, gradient = table(weights, clients, size), table(log_alpha, clients, size), table(gradient, clients, size)
+    value, slope = table(value, clients, size), table(slope, clients, size)
+    moved, turned = table(moved, clients, size), table(turned, clients, size)
+    for k in range(clients):
+        along, pull = row(step, clients)[k], row(multiplier, clients)[k]
+        for i in range(size):
+            p = F(1) / (F(1) + exponential(-(log_alpha[k, i] + offset)))
+            new = log_alpha[k, i] - rate * (gradient[k, i] * weights[k, i] * slope[k, i] + pull * p * (F(1) - p))
+            turned[k, i] = -limit if new < -limit else limit if new > limit else new  # a broken number stays broken
+            moved[k, i] = weights[k, i] - along * (gradient[k, i] * value[k, i])
+
+
 @compiled(AT, AT, AT, AT, AT, AT, int64)
 def chain(gradient, weights, value, slope, by_weight, by_gate, size):
     """See `gates.chain`."""

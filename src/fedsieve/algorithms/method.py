@@ -196,9 +196,16 @@ class Method:
         """What local steps do to coordinates without a gradient, `missed` times each, where rows are sparse: nothing."""
         return client
 
-    def step_size(self, loss: Float[Tensor, " k"], gradient: Float[Tensor, "k p"], batch: Batch, clock: Clock) -> Float[Tensor, "k 1"]:
-        """Each client's step along the gradient it follows, found before clipping."""
-        return optimizers.step_size(self.step_rule, self.rate * self.decay(clock), loss, gradient, batch.smoothness)
+    def step_size(
+        self,
+        loss: Float[Tensor, " k"],
+        gradient: Float[Tensor, "k p"],
+        batch: Batch,
+        clock: Clock,
+        gate: Float[Tensor, "k p"] | None = None,
+    ) -> Float[Tensor, "k 1"]:
+        """Each client's step along the gradient it follows (times its gates, where given), found before clipping."""
+        return optimizers.step_size(self.step_rule, self.rate * self.decay(clock), loss, gradient, batch.smoothness, gate)
 
     def descend(
         self, objective: Objective, theta: Float[Tensor, "k p"], batch: Batch, clock: Clock

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedsieve.core.compiled import at, passes_over, sparse_passes
-from fedsieve.core.gates import LOG_ALPHA_LIMIT, HardConcrete, active_probability
+from fedsieve.core.gates import LOG_ALPHA_LIMIT, Gates, HardConcrete, active_probability, chain
 
 
 class Form(StrEnum):
@@ -65,6 +65,29 @@ def descend(
         return found
     turn = gradient + slope(shape, log_alpha, multiplier, form, size)
     return log_alpha.sub(turn, alpha=rate).clamp_(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
+
+
+def joint_step(
+    shape: HardConcrete,
+    weights: Float[Tensor, "k n"],
+    log_alpha: Float[Tensor, "k n"],
+    gradient: Float[Tensor, "k n"],
+    gate: Gates,
+    step: Float[Tensor, "k 1"],
+    multiplier: Float[Tensor, " k"],
+    form: Form,
+    size: int,
+    rate: float,
+) -> tuple[Float[Tensor, "k n"], Float[Tensor, "k n"]]:
+    """theta~ and phi moved together along the gradient g in theta = theta~ z: theta~ - eta g z, and `descend` along g theta~ dz/dphi."""
+    scale = multiplier if form is Form.COUNT else multiplier / size
+    if fast := passes_over(weights, log_alpha, gradient, *gate, step, scale):
+        moved, turned = torch.empty_like(weights), torch.empty_like(weights)
+        vectors = at(weights, log_alpha, gradient, *gate, step, scale, moved, turned)
+        fast.joint_step(*vectors, *weights.shape, shape.offset, rate, LOG_ALPHA_LIMIT)
+        return moved, turned
+    by_weight, by_gate = chain(gradient, weights, gate)
+    return torch.addcmul(weights, step, by_weight, value=-1), descend(shape, log_alpha, by_gate, multiplier, form, size, rate)
 
 
 def drift(

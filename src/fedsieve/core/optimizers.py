@@ -87,10 +87,16 @@ def clipped(gradient: Float[Tensor, "*k n"], limit: float) -> Float[Tensor, "*k 
 
 
 def step_size(
-    rule: StepRule, rate: float, loss: Float[Tensor, " k"], gradient: Float[Tensor, "k n"], smoothness: Float[Tensor, " k"] | None
+    rule: StepRule,
+    rate: float,
+    loss: Float[Tensor, " k"],
+    gradient: Float[Tensor, "k n"],
+    smoothness: Float[Tensor, " k"] | None,
+    gate: Float[Tensor, "k n"] | None = None,
 ) -> Float[Tensor, "k 1"]:
-    """The step of each client of a stack under the rule."""
+    """The step of each client of a stack under the rule, along the gradient, or its product with gates."""
     if rule is StepRule.POLYAK:
+        gradient = gradient if gate is None else gradient * gate
         square = (gradient * gradient).sum(-1, keepdim=True)
         return rate * loss[..., None] / square.clamp_min(torch.finfo(gradient.dtype).tiny)
     if rule is StepRule.CAPPED:
