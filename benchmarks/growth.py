@@ -18,6 +18,7 @@ from benchmarks.workloads import WORKLOADS, Workload
 from fedsieve.core.streams import stream
 from fedsieve.core.types import Batch
 from fedsieve.engines.batched import Batched
+from fedsieve.engines.rows import deal
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.train import Population, start, train
 
@@ -33,21 +34,19 @@ class DrawnRows:
 
     sparse = False
 
-    def __init__(self, features: int, outputs: int) -> None:
-        self.width, self._outputs = features, outputs
+    def __init__(self, features: int, outputs: int, batch: int) -> None:
+        self.width, self._outputs, self._batch = features, outputs, batch
 
     def examples(self, client: int) -> int:
         """As many for each."""
         return ROWS
 
-    def places(self, clients: Sequence[int], hands: Sequence[Sequence[np.ndarray]]) -> list[list[tuple[int, np.ndarray]]]:
-        """What is dealt to each client, step by step."""
-        return [list(zip(clients, step, strict=True)) for step in zip(*hands, strict=True)]
-
-    def take(self, places: Sequence[tuple[int, np.ndarray]]) -> Batch:
-        """The dealt rows of a stack of clients."""
-        drawn = [self._client(client, hand) for client, hand in places]
-        return Batch(torch.stack([x for x, _ in drawn]), torch.stack([y for _, y in drawn]))
+    def batches(self, seed: int, round: int, clients: Sequence[int], hands: int, played: slice) -> Iterator[Batch]:
+        """The rows dealt to a stack of clients, step by step."""
+        dealt = [deal(seed, round, client, ROWS, self._batch, hands)[played] for client in clients]
+        for step in zip(*dealt, strict=True):
+            drawn = [self._client(client, hand) for client, hand in zip(clients, step, strict=True)]
+            yield Batch(torch.stack([x for x, _ in drawn]), torch.stack([y for _, y in drawn]))
 
     def _client(self, client: int, hand: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         rng = stream(1, "rows of", client)
@@ -59,7 +58,7 @@ def rounds_of(work: Workload, population: int | None) -> Iterator:
     """Rounds of a cohort of `work.clients` out of a population, or of a cohort that holds its rows."""
     algorithm = algorithm_of(work)
     objective = Linear(loss=Loss.SOFTMAX, features=work.features, outputs=work.outputs)
-    rows = rows_of(work, objective) if population is None else DrawnRows(work.features, work.outputs)
+    rows = rows_of(work, objective) if population is None else DrawnRows(work.features, work.outputs, work.batch)
     exchange = Batched(algorithm=algorithm, objective=objective, rows=rows, seed=1, fingerprint=1)
     population = population or work.clients
     server = start(algorithm, objective, 1, torch.float32)

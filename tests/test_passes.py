@@ -7,7 +7,7 @@ from scipy.sparse import csr_matrix
 from torch import nn
 from torch.nn import functional
 
-from fedsieve.core import compiled, constraint, gates, optimizers, packets, streams
+from fedsieve.core import aggregation, compiled, constraint, gates, optimizers, packets, streams
 from fedsieve.core.constraint import Form
 from fedsieve.core.gates import LOG_ALPHA_LIMIT, GateAtTest, HardConcrete
 from fedsieve.core.optimizers import Optimizer
@@ -37,16 +37,18 @@ def stack(k=3, spread=4.0, seed=0):
 
 
 def test_noise_is_the_same_to_the_bit(monkeypatch):
-    for at in (SIZE, np.arange(5, 5 + 3 * SIZE, 3)):
+    for at in (SIZE, 17, np.arange(5, 5 + 3 * SIZE, 3)):
         fast, slow = both(monkeypatch, lambda at=at: streams.uniforms(7, [0, 3, 11], at))
         assert np.array_equal(fast, slow)
 
 
+@pytest.mark.parametrize("size", [SIZE, 17])
 @pytest.mark.parametrize("zero_free", [False, True])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_levels_are_the_same_to_the_bit(monkeypatch, bits, zero_free):
+def test_levels_are_the_same_to_the_bit(monkeypatch, bits, zero_free, size):
+    """Short vectors take the pass too, once it is loaded."""
     draw = streams.drawer(1, 0, 0, 0, [0, 1, 2], torch.float32)
-    values = stack() * torch.tensor([1.0, 1e-3, 0.0])[:, None]
+    values = stack()[:, :size].contiguous() * torch.tensor([1.0, 1e-3, 0.0])[:, None]
     fast, slow = both(monkeypatch, lambda: packets.round_values(values, bits, draw, "x", zero_free=zero_free))
     assert torch.equal(fast.codes, slow.codes) and torch.equal(fast.scale, slow.scale) and fast.coding is slow.coding
 
@@ -88,6 +90,22 @@ def test_a_gates_step_agrees_and_stays_inside_its_limits(monkeypatch, form):
     torch.testing.assert_close(fast, slow, atol=2e-6, rtol=1e-6)
     assert float(fast.abs().max()) == LOG_ALPHA_LIMIT
     assert step(torch.full((3, SIZE), torch.nan)).isnan().all()
+
+
+@pytest.mark.parametrize("form", Form)
+def test_a_step_of_weights_and_gates_together_agrees(monkeypatch, form):
+    """Compiled and in torch, and as the chain rule and two steps."""
+    weights, gradient, log_alpha = stack(seed=1), stack(seed=2), stack(seed=3)
+    gate, step, multiplier = gates.deterministic(SHAPE, log_alpha), torch.tensor([[0.1], [0.0], [2.0]]), torch.tensor([0.0, 0.5, 30.0])
+    rest = (multiplier, form, SIZE, 0.1)
+    fast, slow = both(monkeypatch, lambda: constraint.joint_step(SHAPE, weights, log_alpha, gradient, gate, step, *rest))
+    by_weight, by_gate = gates.chain(gradient, weights, gate)
+    apart = weights - step * by_weight, constraint.descend(SHAPE, log_alpha, by_gate, *rest)
+    for one, other, alone in zip(fast, slow, apart, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-6, rtol=2e-6)
+        torch.testing.assert_close(one, alone, atol=2e-6, rtol=2e-6)
+    broken = constraint.joint_step(SHAPE, weights, log_alpha, torch.full_like(gradient, torch.nan), gate, step, *rest)
+    assert all(part.isnan().all() for part in broken)
 
 
 @pytest.mark.parametrize("form", list(Form))
@@ -267,6 +285,7 @@ def test_double_precision_and_short_vectors_take_the_formulas():
     assert compiled.passes_over(stack()) is not None
     assert compiled.passes_over(stack().double()) is None
     assert compiled.passes_over(stack()[:, :10].contiguous()) is None
+    assert compiled.passes_over(stack()[:, :10].contiguous(), exact=True) is not None
     assert compiled.passes_over(stack(), stack().t()) is None
 
 
@@ -279,17 +298,29 @@ def test_the_softmax_loss_agrees(monkeypatch):
         torch.testing.assert_close(fast, slow, atol=2e-5, rtol=2e-6)
 
 
-def test_the_violation_agrees(monkeypatch):
-    fast, slow = both(monkeypatch, lambda: constraint.gap(SHAPE, stack(), 0.05))
+@pytest.mark.parametrize("density", [0.05, 0.9])
+def test_the_dual_step_agrees(monkeypatch, density):
+    """Ascended where too many gates are open, 0 where they are not."""
+    fast, slow = both(monkeypatch, lambda: constraint.dual_step(SHAPE, stack(1)[0], torch.tensor(0.3), density, 0.5))
     torch.testing.assert_close(fast, slow, atol=1e-6, rtol=0)
+    assert (fast == 0) == (density == 0.9)
+
+
+@pytest.mark.parametrize("zero_free", [False, True])
+@pytest.mark.parametrize("bits", [32, 16, 8, 4])
+def test_the_mean_of_levels_agrees(monkeypatch, bits, zero_free):
+    draw = streams.drawer(1, 0, 0, 0, [0, 1, 2], torch.float32)
+    values, shares = packets.round_values(stack(), bits, draw, "x", zero_free=zero_free), torch.tensor([0.5, 0.2, 0.3])
+    fast, slow = both(monkeypatch, lambda: aggregation.dense_mean(values, shares))
+    torch.testing.assert_close(fast, slow, atol=1e-6, rtol=1e-6)
+    assert torch.equal(slow, aggregation.mean(values.decode(torch.float32), shares))
 
 
 def test_adams_steps_agree(monkeypatch):
     def walk():
-        moments, place = optimizers.no_moments(stack(1)[0]), 0
+        moments, place = optimizers.no_moments(stack(1)[0]), torch.zeros(SIZE)
         for seed in range(5):
-            move, moments = optimizers.step(Optimizer.ADAM, moments, stack(1, seed=seed)[0], 0.1, momentum=0.9)
-            place = place + move
+            place, moments = optimizers.step(Optimizer.ADAM, moments, place, stack(1, seed=seed)[0], 0.1, momentum=0.9)
         return place, *moments
 
     for fast, slow in zip(*both(monkeypatch, walk), strict=True):

@@ -6,12 +6,14 @@ the bit, gates to a few units in the last place. Compiled once a machine and kep
 
 import numba
 import numpy as np
-from numba import boolean, float32, float64, int8, int64, types, uint64, void
+from numba import boolean, carray, float32, float64, int8, int64, types, uint64, void
 from numba.extending import intrinsic
 
 F, WORD, U = np.float32, np.int32, np.uint64
 LN2_HIGH, LN2_LOW = F(0.693359375), F(-2.12194440e-4)
 ROW, TABLE, IMAGES = float32[::1], float32[:, ::1], float32[:, :, ::1]
+AT = int64
+"""Where the numbers of a tensor begin: told in a tenth of the time its NumPy view takes. How many there are is told beside."""
 
 
 def compiled(*signature, reassociate=False):
@@ -40,6 +42,28 @@ def wide(_):
         return context.get_dummy_value()
 
     return types.void(), mark
+
+
+@intrinsic
+def pointer(_, address):
+    """An address as what `carray` takes."""
+
+    def cast(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return types.voidptr(address), cast
+
+
+@numba.njit(error_model="numpy")
+def row(address, size):
+    """Numbers in a row."""
+    return carray(pointer(address), size, F)
+
+
+@numba.njit(error_model="numpy")
+def table(address, rows, size):
+    """Rows of numbers."""
+    return carray(pointer(address), (rows, size), F)
 
 
 @numba.njit(error_model="numpy")
@@ -96,12 +120,13 @@ def uniforms(base, clients, counters, out):
             out[k, i] = WORD((scramble(key + counters[i]) >> U(41)) | U(0x3F800000)).view(F) - F(1 - 2.0**-24)
 
 
-@compiled(ROW, ROW, float32, float32, float32, float32, ROW, ROW)
-def sampled_gates(log_alpha, noise, margin, temperature, low, high, value, slope):
+@compiled(AT, AT, AT, AT, int64, float32, float32, float32, float32)
+def sampled_gates(log_alpha, noise, value, slope, size, margin, temperature, low, high):
     """See `gates.sample`."""
     wide()
+    log_alpha, noise, value, slope = row(log_alpha, size), row(noise, size), row(value, size), row(slope, size)
     width, peak, steep = high - low, (high - low) / temperature, F(1) / temperature
-    for i in range(len(log_alpha)):
+    for i in range(size):
         u = min(max(noise[i], margin), F(1) - margin)
         s = F(1) / (F(1) + exponential(-(logarithm(u / (F(1) - u)) + log_alpha[i]) * steep))
         z = s * width + low
@@ -109,77 +134,103 @@ def sampled_gates(log_alpha, noise, margin, temperature, low, high, value, slope
         slope[i] = peak * s * (F(1) - s) if (z > F(0)) & (z < F(1)) else F(0)
 
 
-@compiled(ROW, float32, float32, float32, ROW, ROW)
-def median_gates(log_alpha, temperature, low, high, value, slope):
+@compiled(AT, AT, AT, int64, float32, float32, float32)
+def median_gates(log_alpha, value, slope, size, temperature, low, high):
     """See `gates.deterministic`."""
     wide()
+    log_alpha, value, slope = row(log_alpha, size), row(value, size), row(slope, size)
     width, peak, steep = high - low, (high - low) / temperature, F(1) / temperature
-    for i in range(len(log_alpha)):
+    for i in range(size):
         s = F(1) / (F(1) + exponential(-log_alpha[i] * steep))
         z = s * width + low
         value[i] = min(max(z, F(0)), F(1))
         slope[i] = peak * s * (F(1) - s) if (z > F(0)) & (z < F(1)) else F(0)
 
 
-@compiled(ROW, ROW, float32, float32, float32, float32, ROW)
-def magnitudes(weights, log_alpha, temperature, low, high, least, out):
+@compiled(AT, AT, AT, int64, float32, float32, float32, float32)
+def magnitudes(weights, log_alpha, out, size, temperature, low, high, least):
     """See `gates.magnitude`."""
     wide()
+    weights, log_alpha, out = row(weights, size), row(log_alpha, size), row(out, size)
     steep = F(1) / temperature
-    for i in range(len(weights)):
+    for i in range(size):
         z = (high - low) / (F(1) + exponential(-log_alpha[i] * steep)) + low
         out[i] = abs(weights[i] * min(max(z, least), F(1)))
 
 
-@compiled(TABLE, float32, ROW, reassociate=True)
-def open_share(log_alpha, offset, out):
-    """See `constraint.gap`."""
+@compiled(AT, AT, AT, int64, float32, float64, float64, reassociate=True)
+def dual_step(log_alpha, multiplier, out, size, offset, density, rate):
+    """See `constraint.dual_step`."""
     wide()
-    for k in range(len(log_alpha)):
-        total = float64(0)
-        for i in range(log_alpha.shape[1]):
-            total += F(1) / (F(1) + exponential(-(log_alpha[k, i] + offset)))
-        out[k] = total / log_alpha.shape[1]
+    log_alpha, total = row(log_alpha, size), float64(0)
+    for i in range(size):
+        total += F(1) / (F(1) + exponential(-(log_alpha[i] + offset)))
+    violation = total / size - density
+    row(out, 1)[0] = row(multiplier, 1)[0] + rate * violation if violation > 0 else F(0)
 
 
-@compiled(TABLE, float32, float32[::1], TABLE)
-def constraint_slope(log_alpha, offset, multiplier, out):
-    """See `constraint.slope`."""
+@compiled(AT, AT, AT, int64, int64, int64, float32)
+def constraint_slope(log_alpha, multiplier, out, clients, size, multipliers, offset):
+    """See `constraint.slope`; one multiplier, or one a client."""
     wide()
-    for k in range(len(log_alpha)):
-        for i in range(log_alpha.shape[1]):
+    log_alpha, multiplier, out = table(log_alpha, clients, size), row(multiplier, multipliers), table(out, clients, size)
+    for k in range(clients):
+        pull = multiplier[min(k, multipliers - 1)]
+        for i in range(size):
             p = F(1) / (F(1) + exponential(-(log_alpha[k, i] + offset)))
-            out[k, i] = multiplier[k] * p * (F(1) - p)
+            out[k, i] = pull * p * (F(1) - p)
 
 
-@compiled(TABLE, TABLE, float32, float32[::1], float32, float32, TABLE)
-def gate_step(log_alpha, gradient, offset, multiplier, rate, limit, out):
+@compiled(AT, AT, AT, AT, int64, int64, float32, float32, float32)
+def gate_step(log_alpha, gradient, multiplier, out, clients, size, offset, rate, limit):
     """See `constraint.descend`."""
     wide()
-    for k in range(len(log_alpha)):
-        for i in range(log_alpha.shape[1]):
+    log_alpha, gradient, out = table(log_alpha, clients, size), table(gradient, clients, size), table(out, clients, size)
+    for k in range(clients):
+        pull = row(multiplier, clients)[k]
+        for i in range(size):
             p = F(1) / (F(1) + exponential(-(log_alpha[k, i] + offset)))
-            turned = log_alpha[k, i] - rate * (gradient[k, i] + multiplier[k] * p * (F(1) - p))
+            turned = log_alpha[k, i] - rate * (gradient[k, i] + pull * p * (F(1) - p))
             out[k, i] = -limit if turned < -limit else limit if turned > limit else turned  # a broken number stays broken
 
 
-@compiled(ROW, ROW, ROW, ROW, ROW, ROW)
-def chain(gradient, weights, value, slope, by_weight, by_gate):
+@compiled(AT, AT, AT, AT, AT, AT, AT, AT, AT, int64, int64, float32, float32, float32)
+def joint_step(weights, log_alpha, gradient, value, slope, step, multiplier, moved, turned, clients, size, offset, rate, limit):
+    """See `constraint.joint_step`."""
+    wide()
+    weights, log_alpha, gradient = table(weights, clients, size), table(log_alpha, clients, size), table(gradient, clients, size)
+    value, slope = table(value, clients, size), table(slope, clients, size)
+    moved, turned = table(moved, clients, size), table(turned, clients, size)
+    for k in range(clients):
+        along, pull = row(step, clients)[k], row(multiplier, clients)[k]
+        for i in range(size):
+            p = F(1) / (F(1) + exponential(-(log_alpha[k, i] + offset)))
+            new = log_alpha[k, i] - rate * (gradient[k, i] * weights[k, i] * slope[k, i] + pull * p * (F(1) - p))
+            turned[k, i] = -limit if new < -limit else limit if new > limit else new  # a broken number stays broken
+            moved[k, i] = weights[k, i] - along * (gradient[k, i] * value[k, i])
+
+
+@compiled(AT, AT, AT, AT, AT, AT, int64)
+def chain(gradient, weights, value, slope, by_weight, by_gate, size):
     """See `gates.chain`."""
-    for i in range(len(gradient)):
+    gradient, weights, value, slope = row(gradient, size), row(weights, size), row(value, size), row(slope, size)
+    by_weight, by_gate = row(by_weight, size), row(by_gate, size)
+    for i in range(size):
         by_weight[i] = gradient[i] * value[i]
         by_gate[i] = gradient[i] * weights[i] * slope[i]
 
 
-@compiled(ROW, ROW, ROW, float64, float64, float64, float32, float64, ROW, ROW, ROW)
-def adam(gradient, first, second, rate, momentum, square, epsilon, count, move, new_first, new_second):
+@compiled(AT, AT, AT, AT, AT, AT, AT, int64, float64, float64, float64, float32, float64)
+def adam(place, gradient, first, second, moved, new_first, new_second, size, rate, momentum, square, epsilon, count):
     """See `optimizers.step`."""
+    place, gradient, first, second = row(place, size), row(gradient, size), row(first, size), row(second, size)
+    moved, new_first, new_second = row(moved, size), row(new_first, size), row(new_second, size)
     keep, take, keep_square, take_square = F(momentum), F(1 - momentum), F(square), F(1 - square)
     step, spread = F(-rate / (1 - momentum**count)), F(1 / (1 - square**count))
-    for i in range(len(gradient)):
+    for i in range(size):
         new_first[i] = keep * first[i] + take * gradient[i]
         new_second[i] = keep_square * second[i] + take_square * gradient[i] * gradient[i]
-        move[i] = step * new_first[i] / (np.sqrt(new_second[i] * spread) + epsilon)
+        moved[i] = place[i] + step * new_first[i] / (np.sqrt(new_second[i] * spread) + epsilon)
 
 
 @numba.njit(error_model="numpy")
@@ -219,19 +270,23 @@ def miss(logit, y, logistic):
     return (logit - y) * (logit - y), F(2) * (logit - y)
 
 
-@compiled(TABLE, int64[:, ::1], IMAGES, TABLE, TABLE, boolean, ROW, TABLE, IMAGES, reassociate=True)
-def row_gradient(rows, places, weights, intercept, y, logistic, loss, slope, out):
+@compiled(AT, AT, AT, AT, AT, AT, types.UniTuple(int64, 2), types.UniTuple(int64, 2), int64, int64, boolean, reassociate=True)
+def row_gradient(rows, places, theta, y, loss, out, whole, stack, size, outputs, logistic):
     """See `PickedRows.gradient`; four rows at a time there and back, while they are in the fastest memory."""
     wide()
-    clients, outputs, features = weights.shape
-    batch, last, share, by = places.shape[1], places.shape[1] - 1, F(1) / F(places.shape[1]), np.empty((4, outputs), F)
+    (clients, batch), features, gated = stack, whole[1], outputs * whole[1]
+    rows, places, y = table(rows, *whole), carray(pointer(places), stack, np.int64), table(y, *stack)
+    theta, loss, out = table(theta, clients, size), row(loss, clients), table(out, clients, size)
+    last, share, by = batch - 1, F(1) / F(batch), np.empty((4, outputs), F)
     for k in range(clients):
-        at, loss[k], slope[k], out[k] = places[k], F(0), F(0), F(0)
+        weights, intercept = theta[k, :gated].reshape(outputs, features), theta[k, gated:]
+        slope, slope_at_zero = out[k, :gated].reshape(outputs, features), out[k, gated:]
+        at, loss[k], out[k] = places[k], F(0), F(0)
         for i in range(0, batch, 4):
             a, b, c, d = rows[at[i]], rows[at[min(i + 1, last)]], rows[at[min(i + 2, last)]], rows[at[min(i + 3, last)]]
             for o in range(outputs):
-                vector = weights[k, o]
-                p = q = r = s = intercept[k, o]
+                vector = weights[o]
+                p = q = r = s = intercept[o] if len(intercept) else F(0)
                 for j in range(features):
                     p += a[j] * vector[j]
                     q += b[j] * vector[j]
@@ -247,21 +302,35 @@ def row_gradient(rows, places, weights, intercept, y, logistic, loss, slope, out
                     one, by[n, 0] = miss(by[n, 0], y[k, i + n], logistic)
                     loss[k] += share * one
             for o in range(outputs):
-                p, q, r, s, total = share * by[0, o], share * by[1, o], share * by[2, o], share * by[3, o], out[k, o]
-                slope[k, o] += p + q + r + s
+                p, q, r, s, total = share * by[0, o], share * by[1, o], share * by[2, o], share * by[3, o], slope[o]
+                if len(intercept):
+                    slope_at_zero[o] += p + q + r + s
                 for j in range(features):
                     total[j] += p * a[j] + q * b[j] + r * c[j] + s * d[j]
 
 
-@compiled(TABLE, TABLE, float32, float32, float32, float32, float32, int8[:, ::1], float32[::1])
-def levels(values, noise, step, tiny, half, lowest, highest, codes, scale):
+@compiled(AT, AT, int8[:, ::1], ROW, float32, float32, float32, float32, float32)
+def levels(values, noise, codes, scale, step, tiny, half, lowest, highest):
     """See `packets.round_values`."""
-    for k in range(len(values)):
+    clients, size = codes.shape
+    values, noise = table(values, clients, size), table(noise, clients, size)
+    for k in range(clients):
         largest = WORD(0)
-        for i in range(values.shape[1]):
+        for i in range(size):
             largest = max(largest, WORD(F(values[k, i]).view(WORD) & WORD(0x7FFFFFFF)))  # in order as integers, and nan above all
         width = WORD(largest).view(F) * step
         width = tiny if width < tiny else width
         scale[k] = width
-        for i in range(values.shape[1]):
+        for i in range(size):
             codes[k, i] = int8(WORD(min(max(np.floor(values[k, i] / width + noise[k, i] - half), lowest), highest)))
+
+
+@compiled(AT, AT, AT, AT, int64, int64, float32)
+def level_mean(codes, scale, weights, out, clients, size, half):
+    """See `aggregation.dense_mean`."""
+    codes, out = carray(pointer(codes), (clients, size), np.int8), row(out, size)
+    out[:] = F(0)
+    for k in range(clients):
+        width, share = row(scale, clients)[k], row(weights, clients)[k]
+        for i in range(size):
+            out[i] += (F(codes[k, i]) + half) * width * share

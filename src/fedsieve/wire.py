@@ -5,6 +5,9 @@ positions = nothing (dense) | a subset of n | dropped and added against a suppor
 subset    = Golomb-Rice gaps with the best parameter near the typical gap, or a bitmap, whichever is shorter
 """
 
+from collections.abc import Callable
+from functools import partial
+from math import log2
 from typing import NamedTuple
 from zlib import crc32
 
@@ -97,18 +100,24 @@ def encode_stack(packets: Packet, count: int, address: Address, reference: torch
     )
     fields = {name: _values(values, count) for name, values in packets.fields.items()}
     scalars = [s.numpy(force=True).reshape(count) for s in packets.scalars.values()]
-    numbers = np.stack(scalars, axis=-1).astype("<f4", copy=False) if scalars else np.empty((count, 0), dtype="<f4")
+    numbers = _cut(np.stack(scalars, axis=-1).astype("<f4", copy=False)) if scalars else [b""] * count
+    if supports is None:
+        placed = [(DENSE if packets.seed is None else SEED, b"")] * count
+    else:
+        held = None if reference is None else reference.numpy(force=True)
+        placed = [_positions(support, packets.size, held) for support in supports]
+    headers = {kind: MAGIC + bytes((VERSION, kind)) + rest for kind, _ in placed}
     formula = packets.formula_bytes // count
-    held = None if reference is None else reference.numpy(force=True)
-    found = []
-    for i in range(count):
-        if supports is None:
-            kind, positions = DENSE if packets.seed is None else SEED, b""
-        else:
-            kind, positions = _positions(supports[i], packets.size, held)
-        header = MAGIC + bytes((VERSION, kind)) + rest
-        found.append(Encoded(header, positions, numbers[i].tobytes(), {name: each[i] for name, each in fields.items()}, formula))
-    return found
+    return [
+        Encoded(headers[kind], positions, numbers[i], {name: each[i] for name, each in fields.items()}, formula)
+        for i, (kind, positions) in enumerate(placed)
+    ]
+
+
+def _cut(rows: np.ndarray) -> list[bytes]:
+    """The bytes of each row."""
+    whole, width = rows.tobytes(), rows.shape[1] * rows.itemsize
+    return [whole[i * width : (i + 1) * width] for i in range(len(rows))]
 
 
 def _varint(number: int) -> bytes:
@@ -121,15 +130,10 @@ def _varint(number: int) -> bytes:
 
 
 def _positions(support: np.ndarray, size: int, reference: np.ndarray | None) -> tuple[int, bytes]:
-    plain = _subset(support, size)
+    """The shorter of all positions, and of the dropped as a subset of the reference with the added as a subset of the rest."""
+    plain, write = _subset(support, size)
     if reference is None:
-        return SUBSET, plain
-    changes = _changes(support, reference, size)
-    return (CHANGES, changes) if len(changes) < len(plain) else (SUBSET, plain)
-
-
-def _changes(support: np.ndarray, reference: np.ndarray, size: int) -> bytes:
-    """Kept, dropped, added: the dropped as a subset of the reference, the added as a subset of the rest."""
+        return SUBSET, write()
     member = np.zeros(size, dtype=bool)
     member[support] = True
     held = member[reference]
@@ -137,28 +141,38 @@ def _changes(support: np.ndarray, reference: np.ndarray, size: int) -> bytes:
     member[reference] = False
     added = np.flatnonzero(member)
     added -= np.searchsorted(reference, added)
-    return _varint(len(dropped)) + _subset(dropped, len(reference)) + _subset(added, size - len(reference))
+    count = _varint(len(dropped))
+    (less, write_dropped), (more, write_added) = _subset(dropped, len(reference)), _subset(added, size - len(reference))
+    return (CHANGES, count + write_dropped() + write_added()) if len(count) + less + more < plain else (SUBSET, write())
 
 
-def _subset(indices: np.ndarray, size: int) -> bytes:
-    """Strictly increasing indices below `size`; their number is sent elsewhere."""
+def _subset(indices: np.ndarray, size: int) -> tuple[int, Callable[[], bytes]]:
+    """Strictly increasing indices below `size`, their number is sent elsewhere: how many bytes they take, and these when asked for."""
     count = len(indices)
     if count in (0, size):
-        return b""
+        return 0, bytes
     gaps = indices.copy()
     gaps[1:] -= indices[:-1] + 1
-    typical = max(int(np.log2(max(size / count * 0.6931, 1.0))), 0)
-    candidates = range(max(typical - 1, 0), min(typical + 2, MAX_RICE) + 1)
-    bits, parameter = min((int((gaps >> k).sum()) + count * (1 + k), k) for k in candidates)
-    if (size + 7) // 8 <= (bits + 7) // 8:
-        bitmap = np.zeros(size, dtype=bool)
-        bitmap[indices] = True
-        return bytes((BITMAP,)) + np.packbits(bitmap).tobytes()
-    quotients = gaps >> parameter
-    unary = np.zeros(int(quotients.sum()) + count, dtype=np.uint8)
-    unary[np.cumsum(quotients + 1) - 1] = 1
-    low = (gaps[:, None] >> np.arange(parameter) & 1).astype(np.uint8).reshape(-1)
-    return bytes((parameter,)) + np.packbits(np.concatenate((unary, low))).tobytes()
+    typical = max(int(log2(max(size / count * 0.6931, 1.0))), 0)
+    candidates = np.arange(max(typical - 1, 0), min(typical + 2, MAX_RICE) + 1)
+    bits = np.add.reduce(gaps >> candidates[:, None], axis=1) + count * (1 + candidates)
+    best = int(bits.argmin())
+    bitmap, rice = (size + 7) // 8, (int(bits[best]) + 7) // 8
+    return 1 + min(bitmap, rice), partial(_bitmap, indices, size) if bitmap <= rice else partial(_rice, gaps, int(candidates[best]))
+
+
+def _bitmap(indices: np.ndarray, size: int) -> bytes:
+    bits = np.zeros(size, dtype=bool)
+    bits[indices] = True
+    return bytes((BITMAP,)) + np.packbits(bits).tobytes()
+
+
+def _rice(gaps: np.ndarray, parameter: int) -> bytes:
+    ends = np.cumsum((gaps >> parameter) + 1)
+    bits = np.zeros(ends[-1] + len(gaps) * parameter, dtype=np.uint8)
+    bits[ends - 1] = 1
+    bits[ends[-1] :].reshape(len(gaps), parameter)[:] = gaps[:, None] >> np.arange(parameter) & 1
+    return bytes((parameter,)) + np.packbits(bits).tobytes()
 
 
 def _values(values: Values, count: int) -> list[bytes]:
@@ -172,9 +186,9 @@ def _values(values: Values, count: int) -> list[bytes]:
     else:
         rows = codes.astype(NUMPY_TYPE.get(values.coding, "i1"), copy=False)
     if values.scale is None:
-        return [row.tobytes() for row in rows]
-    scales = values.scale.numpy(force=True).reshape(count).astype("<f4", copy=False)
-    return [scale.tobytes() + row.tobytes() for scale, row in zip(scales, rows, strict=True)]
+        return _cut(rows)
+    scales = values.scale.numpy(force=True).reshape(count, 1).astype("<f4", copy=False)
+    return [scale + row for scale, row in zip(_cut(scales), _cut(rows), strict=True)]
 
 
 # Decoding

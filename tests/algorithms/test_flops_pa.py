@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedsieve.algorithms.flops_pa import FlopsPA, GateNoise, Inverse, Message
+from fedsieve.algorithms.flops_pa import Client, FlopsPA, GateNoise, Inverse, Message
 from fedsieve.core import gates
 from fedsieve.core.aggregation import Weighting
 from fedsieve.core.constraint import Dual
+from fedsieve.core.optimizers import StepRule
 from fedsieve.core.selection import Scaling
 from fedsieve.core.streams import drawer, server_drawer
-from fedsieve.core.types import Clock, Reply
+from fedsieve.core.types import Batch, Clock, Reply
 from fedsieve.objectives.linear import Linear, Loss
 
 OBJECTIVE = Linear(loss=Loss.SQUARED, features=40)
@@ -57,6 +58,20 @@ def test_receiving_undoes_sending_at_the_support(message):
     torch.testing.assert_close(got_weights.gather(-1, at), weights.gather(-1, at), rtol=1e-6, atol=0)
     torch.testing.assert_close(method.log_alpha_of(got).gather(-1, at), log_alpha.gather(-1, at), rtol=1e-5, atol=1e-6)
     assert (got_weights != 0).sum(-1).tolist() == [4, 4, 4]
+
+
+@pytest.mark.parametrize("rule", StepRule)
+@pytest.mark.parametrize("kind", GateNoise)
+def test_a_clip_that_nobody_reaches_changes_no_bit_of_a_step(kind, rule):
+    """A step along the gradient as it is, and one with all options looked at."""
+    weights, log_alpha = state()
+    g = torch.Generator().manual_seed(4)
+    rows, smooth = (torch.randn(*shape, generator=g, dtype=torch.float64) for shape in ((3, 8, 40), (3, 8))), torch.tensor([9.0, 1e3, 50.0])
+    batch, client = Batch(*rows, smooth.double()), Client(weights, log_alpha, torch.tensor([0.0, 0.5, 3.0]).double(), OBJECTIVE.layout)
+    plain = replace(PLAIN, step_gates=kind, step_rule=rule, rate=0.01)
+    steps = [method.client_step(OBJECTIVE, client, batch, CLOCK, stack_noise()) for method in (plain, replace(plain, clip=1e9))]
+    assert torch.equal(steps[0].weights, steps[1].weights) and torch.equal(steps[0].log_alpha, steps[1].log_alpha)
+    assert not torch.equal(steps[0].weights, weights)
 
 
 def test_the_server_averages_theta_and_z_and_divides():

@@ -24,8 +24,7 @@ def test_steps_are_those_of_torch_optim(kind, oracle):
     for gradient in gradients:
         theirs.grad = gradient.clone()
         optimizer.step()
-        move, moments = optimizers.step(kind, moments, gradient, 0.1, momentum=0.9)
-        ours = ours + move
+        ours, moments = optimizers.step(kind, moments, ours, gradient, 0.1, momentum=0.9)
     torch.testing.assert_close(ours, theirs.detach())
 
 

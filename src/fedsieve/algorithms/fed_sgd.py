@@ -12,6 +12,7 @@ from torch import Tensor
 from fedsieve.algorithms.averaging import Averaging, Client, Server
 from fedsieve.algorithms.method import SCHEDULING, Method
 from fedsieve.core import optimizers
+from fedsieve.core.aggregation import dense_mean
 from fedsieve.core.optimizers import Optimizer, StepRule
 from fedsieve.core.packets import Packet, dense_packet
 from fedsieve.core.streams import Draw
@@ -44,6 +45,10 @@ class GradientExchange(Method):
         """A gradient, not a step."""
         return 1
 
+    def averaged(self, stack: Packet, shares: Float[Tensor, " k"]) -> dict[str, Float[Tensor, " _n"]]:
+        """Gradients are dense."""
+        return {name: dense_mean(values, shares) for name, values in stack.fields.items()}
+
 
 @dataclass(frozen=True, kw_only=True)
 class FedSGD(GradientExchange, Averaging):
@@ -72,7 +77,7 @@ class FedSGD(GradientExchange, Averaging):
     def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
         """One optimizer step on the mean gradient."""
         gradient = self.merged(packet, replies, server.theta, clock, draw)["gradient"]
-        move, moments = optimizers.step(
-            self.server, server.moments, gradient, self.server_rate * self.decay(clock), momentum=self.server_momentum
+        theta, moments = optimizers.step(
+            self.server, server.moments, server.theta, gradient, self.server_rate * self.decay(clock), momentum=self.server_momentum
         )
-        return server._replace(theta=server.theta + move, moments=moments)
+        return server._replace(theta=theta, moments=moments)

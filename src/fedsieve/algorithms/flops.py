@@ -65,13 +65,15 @@ class Flops(GradientExchange, Gated):
             server.log_alpha, server.multiplier, server.layout.gated, server.layout.groups
         )
         decay = self.decay(clock)
-        move, moments = optimizers.step(self.server, server.moments, gradient, self.server_rate * decay, momentum=self.server_momentum)
-        turn, gate_moments = optimizers.step(
-            self.server, server.gate_moments, gate_gradient, self.gate_rate * decay, momentum=self.server_momentum
+        weights, moments = optimizers.step(
+            self.server, server.moments, server.weights, gradient, self.server_rate * decay, momentum=self.server_momentum
+        )
+        log_alpha, gate_moments = optimizers.step(
+            self.server, server.gate_moments, server.log_alpha, gate_gradient, self.gate_rate * decay, momentum=self.server_momentum
         )
         return server._replace(
-            weights=server.weights + move,
-            log_alpha=self.settled(server.log_alpha + turn, server.layout),
+            weights=weights,
+            log_alpha=self.settled(log_alpha, server.layout),
             multiplier=self.ascend(server.multiplier, server.log_alpha, server.layout, clock),
             moments=moments,
             gate_moments=gate_moments,

@@ -184,16 +184,26 @@ class FlopsPA(Gated):
 
     def client_step(self, objective: Objective, client: Client, batch: Batch, clock: Clock, draw: Draw) -> Client:
         """One local SGD step on (theta~, phi) (L198)."""
-        slopes = self.pull(objective, client.weights, client.log_alpha, batch, clock, draw)
-        size, groups, rate = client.layout.gated, objective.layout.groups, self.gate_rate * self.decay(clock)
-        return client._replace(
-            weights=torch.addcmul(client.weights, slopes.size, slopes.weights, value=-1),
-            log_alpha=self.turned(client.log_alpha, slopes.log_alpha, client.multiplier, size, groups, rate),
-        )
+        weights, log_alpha, multiplier, layout = client
+        size, groups, rate = layout.gated, objective.layout.groups, self.gate_rate * self.decay(clock)
+        if self.plain and groups is None:
+            gate = self.client_gates(log_alpha, objective.layout, draw, "gates 0")
+            loss, gradient = objective.gradient(weights * gate.value, batch)
+            step = self.step_size(loss, gradient, batch, clock, gate.value)
+            both = constraint.joint_step(self.shape, weights, log_alpha, gradient, gate, step, multiplier, self.constraint, size, rate)
+            return Client(*both, multiplier, layout)
+        slopes = self.pull(objective, weights, log_alpha, batch, clock, draw)
+        moved = torch.addcmul(weights, slopes.size, slopes.weights, value=-1)
+        return Client(moved, self.turned(log_alpha, slopes.log_alpha, multiplier, size, groups, rate), multiplier, layout)
+
+    @property
+    def plain(self) -> bool:
+        """Whether a step follows the gradient of one draw of gates as it is."""
+        return self.samples == 1 and self.clip == inf and not self.entropy
 
     def step_in_place(self, objective: Objective, client: Client, at: Int64[Tensor, " n"], batch: Batch, clock: Clock) -> bool:
         """The same step with gates at their median, each weight with its own; nothing is copied out and back where it is compiled."""
-        plain = self.step_gates is GateNoise.DETERMINISTIC and self.samples == 1 and self.clip == inf and not self.entropy
+        plain = self.plain and self.step_gates is GateNoise.DETERMINISTIC
         if not plain or objective.layout.free or objective.layout.groups is not None:
             return False
         tables = Tables(*(part.view(-1, objective.outputs) for part in (client.weights, client.log_alpha)))

@@ -202,8 +202,8 @@ class Gated(Method, ABC):
         """One dual step on the violation of these gates: FLoPS gives those before the primal step (B2), PA the aggregated ones (B3)."""
         if self.dual is not Dual.ASCENT:
             return multiplier
-        violation = constraint.gap(self.shape, log_alpha[: layout.gated], self.message_density(clock))
-        return constraint.ascend(multiplier, violation, self.dual_rate / self.exchanges)
+        gated, density = log_alpha[: layout.gated] if layout.free else log_alpha, self.message_density(clock)
+        return constraint.dual_step(self.shape, gated, multiplier, density, self.dual_rate / self.exchanges)
 
     def tighten(self, log_alpha: Float[Tensor, " p"], layout: Layout, density: float) -> Float[Tensor, " p"]:
         """The exact dual: one shift of all log_alpha that makes the constraint tight."""

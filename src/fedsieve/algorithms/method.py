@@ -203,9 +203,16 @@ class Method:
         """What local steps do to coordinates without a gradient, `missed` times each, where rows are sparse: nothing."""
         return client
 
-    def step_size(self, loss: Float[Tensor, " k"], gradient: Float[Tensor, "k p"], batch: Batch, clock: Clock) -> Float[Tensor, "k 1"]:
-        """Each client's step along the gradient it follows, found before clipping."""
-        return optimizers.step_size(self.step_rule, self.rate * self.decay(clock), loss, gradient, batch.smoothness)
+    def step_size(
+        self,
+        loss: Float[Tensor, " k"],
+        gradient: Float[Tensor, "k p"],
+        batch: Batch,
+        clock: Clock,
+        gate: Float[Tensor, "k p"] | None = None,
+    ) -> Float[Tensor, "k 1"]:
+        """Each client's step along the gradient it follows (times its gates, where given), found before clipping."""
+        return optimizers.step_size(self.step_rule, self.rate * self.decay(clock), loss, gradient, batch.smoothness, gate)
 
     def descend(
         self, objective: Objective, theta: Float[Tensor, "k p"], batch: Batch, clock: Clock
@@ -268,7 +275,11 @@ class Method:
         if stack is None or self.weights is Weighting.RIEMANNIAN:
             said = self.heard(replies, like.dtype)
             return {name: mean(part, shares) if name in GATES else self.average(part, shares) for name, part in said.items()}
-        return {name: sparse_mean(part, shares, packet.size) for name, part in self.said(stack, like.dtype).items()}
+        return self.averaged(stack, shares)
+
+    def averaged(self, stack: Packet, shares: Float[Tensor, " k"]) -> dict[str, Float[Tensor, " _n"]]:
+        """The weighted mean of what a stack says, part by part."""
+        return {name: sparse_mean(part, shares, stack.size) for name, part in self.said(stack, shares.dtype).items()}
 
     def average(self, vectors: Float[Tensor, "k n"], shares: Float[Tensor, " k"]) -> Float[Tensor, " n"]:
         """The mean of vectors: plain, or on the sphere (decision D6)."""
@@ -293,8 +304,7 @@ def server_step(
     method: Method, moments: Moments, sent: Float[Tensor, " p"], mean: Float[Tensor, " p"]
 ) -> tuple[Float[Tensor, " p"], Moments]:
     """The server's move from what it sent towards the cohort's mean: sent - mean is its pseudo-gradient."""
-    move, moments = optimizers.step(method.server, moments, sent - mean, method.server_rate, momentum=method.server_momentum)
-    return sent + move, moments
+    return optimizers.step(method.server, moments, sent, sent - mean, method.server_rate, momentum=method.server_momentum)
 
 
 def at_least(least: float, **fields: float) -> None:

@@ -282,8 +282,8 @@ class Sieve(Method):
         merged = self.merged(packet, replies, server.weights, clock, draw)
         update = merged[self.field] - (sent if self.travels is Uplink.WEIGHTS else 0)
         rate = self.boldness(server, len(replies), clock)
-        move, moments = optimizers.step(self.server, server.moments, -update, rate, momentum=self.server_momentum)
-        theta = sent + move + self.memory * (server.weights - sent)
+        moved, moments = optimizers.step(self.server, server.moments, sent, -update, rate, momentum=self.server_momentum)
+        theta = moved + self.memory * (server.weights - sent)
         both = torch.cat([merged[name] for name in GATES])
         found = not self.searching(clock._replace(round=clock.round + 1))
         if found and self.ending is Ending.FROZEN:

@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from fedsieve.core.packets import Part
+from fedsieve.core.compiled import at, passes_over
+from fedsieve.core.packets import HALVED, Part, Values
 from fedsieve.core.selection import exact_floor
 
 
@@ -52,6 +53,17 @@ def cohort_weights(
 def mean(vectors: Float[Tensor, "k n"], weights: Float[Tensor, " k"]) -> Float[Tensor, " n"]:
     """sum_k w_k v_k. A sum, not a product of matrices: its order depends on the shape alone, so every engine gives the same bits."""
     return (vectors * weights[:, None]).sum(0)
+
+
+def dense_mean(values: Values, weights: Float[Tensor, " k"]) -> Float[Tensor, " n"]:
+    """sum_k w_k v_k of what a dense stack decodes to."""
+    codes, scale, size = values.codes, values.scale, values.codes.shape[-1]
+    whole = scale is not None and codes.dtype is torch.int8 and codes.is_contiguous()
+    if whole and (fast := passes_over(weights, scale, size=size)):
+        found = weights.new_empty(size)
+        fast.level_mean(*at(codes, scale, weights, found), len(codes), size, 0.5 if values.coding in HALVED else 0.0)
+        return found
+    return mean(values.decode(weights.dtype), weights)
 
 
 def sparse_mean(part: Part, weights: Float[Tensor, " k"], size: int) -> Float[Tensor, " n"]:

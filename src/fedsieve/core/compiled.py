@@ -1,5 +1,7 @@
 """Whether a formula may take its compiled form (`fedsieve.passes`): numba installed, single precision, CPU, vectors worth the loading."""
 
+import sys
+from collections.abc import Iterable
 from functools import cache
 from types import ModuleType
 
@@ -39,14 +41,24 @@ def sparse_passes() -> ModuleType:
     return sparse_passes
 
 
-def passes_over(*vectors: Tensor, size: int | None = None) -> ModuleType | None:
+def worth(size: int, *, exact: bool = False) -> bool:
+    """Whether a vector of that size is worth the loading, or they are loaded and `exact`: both forms agree to the bit."""
+    return size >= LEAST or (exact and "fedsieve.passes" in sys.modules)
+
+
+def passes_over(*vectors: Tensor, size: int | None = None, exact: bool = False) -> ModuleType | None:
     """The compiled passes, if these vectors can take them; `size` is the length of the model where they are not as long."""
-    if (size or vectors[0].shape[-1]) < LEAST:
+    if not worth(size or vectors[0].shape[-1], exact=exact):
         return None
     for vector in vectors:
         if vector.dtype is not torch.float32 or not vector.is_cpu or not vector.is_contiguous():
             return None
     return passes()
+
+
+def at(*vectors: Tensor) -> Iterable[int]:
+    """Where the numbers of each begin; a pass that takes addresses keeps no tensor alive."""
+    return map(Tensor.data_ptr, vectors)
 
 
 def flat(vectors: Float32[Tensor, "..."]) -> Float32[np.ndarray, " n"]:

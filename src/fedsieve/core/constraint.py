@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsieve.core.compiled import flat, passes_over, sparse_passes
-from fedsieve.core.gates import LOG_ALPHA_LIMIT, HardConcrete, active_probability
+from fedsieve.core.compiled import at, passes_over, sparse_passes
+from fedsieve.core.gates import LOG_ALPHA_LIMIT, Gates, HardConcrete, active_probability, chain
 
 
 class Form(StrEnum):
@@ -32,10 +32,6 @@ class Dual(StrEnum):
 
 def gap(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], density: float) -> Float[Tensor, "*k"]:
     """The violation L_con = mean_j P(z_j != 0) - rho."""
-    if fast := passes_over(log_alpha):
-        share = log_alpha.new_empty(log_alpha.shape[:-1])
-        fast.open_share(log_alpha.numpy().reshape(-1, log_alpha.shape[-1]), shape.offset, flat(share))
-        return share - density
     return active_probability(shape, log_alpha).mean(-1) - density
 
 
@@ -44,10 +40,9 @@ def slope(
 ) -> Float[Tensor, "*k n"]:
     """lambda grad_phi L_con: lambda P (1 - P), over |theta| in the paper's form; added in descent (L138; L136 has a slip, A1)."""
     scale = multiplier if form is Form.COUNT else multiplier / size
-    if fast := passes_over(log_alpha):
-        found, rows = torch.empty_like(log_alpha), (-1, log_alpha.shape[-1])
-        scales = scale.expand(log_alpha.shape[:-1]).contiguous().numpy()
-        fast.constraint_slope(log_alpha.numpy().reshape(rows), shape.offset, scales.reshape(-1), found.numpy().reshape(rows))
+    if fast := passes_over(log_alpha, scale, size=log_alpha.shape[-1]):
+        found, size = torch.empty_like(log_alpha), log_alpha.shape[-1]
+        fast.constraint_slope(*at(log_alpha, scale, found), log_alpha.numel() // size, size, scale.numel(), shape.offset)
         return found
     p = active_probability(shape, log_alpha)
     return torch.ops.aten.sigmoid_backward(scale[..., None].expand_as(p), p)
@@ -63,13 +58,36 @@ def descend(
     rate: float,
 ) -> Float[Tensor, "k n"]:
     """log_alpha - eta_phi (gradient + lambda grad_phi L_con), inside its limits."""
-    if fast := passes_over(log_alpha, gradient):
+    scale = multiplier if form is Form.COUNT else multiplier / size
+    if fast := passes_over(log_alpha, gradient, scale):
         found = torch.empty_like(log_alpha)
-        scale = multiplier if form is Form.COUNT else multiplier / size
-        fast.gate_step(log_alpha.numpy(), gradient.numpy(), shape.offset, scale.contiguous().numpy(), rate, LOG_ALPHA_LIMIT, found.numpy())
+        fast.gate_step(*at(log_alpha, gradient, scale, found), *log_alpha.shape, shape.offset, rate, LOG_ALPHA_LIMIT)
         return found
     turn = gradient + slope(shape, log_alpha, multiplier, form, size)
     return log_alpha.sub(turn, alpha=rate).clamp_(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
+
+
+def joint_step(
+    shape: HardConcrete,
+    weights: Float[Tensor, "k n"],
+    log_alpha: Float[Tensor, "k n"],
+    gradient: Float[Tensor, "k n"],
+    gate: Gates,
+    step: Float[Tensor, "k 1"],
+    multiplier: Float[Tensor, " k"],
+    form: Form,
+    size: int,
+    rate: float,
+) -> tuple[Float[Tensor, "k n"], Float[Tensor, "k n"]]:
+    """theta~ and phi moved together along the gradient g in theta = theta~ z: theta~ - eta g z, and `descend` along g theta~ dz/dphi."""
+    scale = multiplier if form is Form.COUNT else multiplier / size
+    if fast := passes_over(weights, log_alpha, gradient, *gate, step, scale):
+        moved, turned = torch.empty_like(weights), torch.empty_like(weights)
+        vectors = at(weights, log_alpha, gradient, *gate, step, scale, moved, turned)
+        fast.joint_step(*vectors, *weights.shape, shape.offset, rate, LOG_ALPHA_LIMIT)
+        return moved, turned
+    by_weight, by_gate = chain(gradient, weights, gate)
+    return torch.addcmul(weights, step, by_weight, value=-1), descend(shape, log_alpha, by_gate, multiplier, form, size, rate)
 
 
 def drift(
@@ -95,6 +113,17 @@ def drift(
 def ascend(multiplier: Float[Tensor, "*k"], violation: Float[Tensor, "*k"], rate: float) -> Float[Tensor, "*k"]:
     """One dual step: lambda + eta_lambda * gap, restarted at 0 once the constraint holds (L138, decision B2)."""
     return torch.where(violation > 0, torch.add(multiplier, violation, alpha=rate), 0.0)
+
+
+def dual_step(
+    shape: HardConcrete, log_alpha: Float[Tensor, " n"], multiplier: Float[Tensor, ""], density: float, rate: float
+) -> Float[Tensor, ""]:
+    """`ascend` on the `gap` of these gates."""
+    if fast := passes_over(log_alpha, multiplier):
+        found = torch.empty_like(multiplier)
+        fast.dual_step(*at(log_alpha, multiplier, found), len(log_alpha), shape.offset, density, rate)
+        return found
+    return ascend(multiplier, gap(shape, log_alpha, density), rate)
 
 
 def exact_shift(

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsieve.core.compiled import flat, passes_over
+from fedsieve.core.compiled import at, passes_over
 
 LOG_ALPHA_LIMIT = 12.0
 """log_alpha lives in +-12 (decision A7): the usual +-log 100 would keep P(z != 0) above .046."""
@@ -60,7 +60,7 @@ def sample(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], noise: Float[T
     """Gates for uniform noise u, with dz/dphi = (zeta - gamma)/beta' s (1 - s) where 0 < z < 1, else 0 (L118-122, decision A3)."""
     if fast := passes_over(log_alpha, noise):
         found = Gates(torch.empty_like(log_alpha), torch.empty_like(log_alpha))
-        fast.sampled_gates(flat(log_alpha), flat(noise), NOISE_MARGIN, *shape, flat(found.value), flat(found.slope))
+        fast.sampled_gates(*at(log_alpha, noise, *found), log_alpha.numel(), NOISE_MARGIN, *shape)
         return found
     return _gates(shape, torch.logit(noise, NOISE_MARGIN).add_(log_alpha).div_(shape.temperature))
 
@@ -69,7 +69,7 @@ def deterministic(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"]) -> Gate
     """The gates at the noise's median, u = 1/2, with their derivative."""
     if fast := passes_over(log_alpha):
         found = Gates(torch.empty_like(log_alpha), torch.empty_like(log_alpha))
-        fast.median_gates(flat(log_alpha), *shape, flat(found.value), flat(found.slope))
+        fast.median_gates(*at(log_alpha, *found), log_alpha.numel(), *shape)
         return found
     return _gates(shape, log_alpha / shape.temperature)
 
@@ -80,7 +80,7 @@ def chain(
     """The gradient g in theta = theta~ z as gradients in theta~ and phi: g z and g theta~ dz/dphi."""
     if fast := passes_over(gradient, weights, *gate):
         by_weight, by_gate = torch.empty_like(gradient), torch.empty_like(gradient)
-        fast.chain(*map(flat, (gradient, weights, *gate, by_weight, by_gate)))
+        fast.chain(*at(gradient, weights, *gate, by_weight, by_gate), gradient.numel())
         return by_weight, by_gate
     return gradient * gate.value, gradient * weights * gate.slope
 
@@ -111,7 +111,7 @@ def magnitude(
     """|theta~ z| with the test-time gate."""
     if kind is GateAtTest.MEDIAN and (fast := passes_over(weights, log_alpha)):
         found = torch.empty_like(weights)
-        fast.magnitudes(flat(weights), flat(log_alpha), *shape, least, flat(found))
+        fast.magnitudes(*at(weights, log_alpha, found), weights.numel(), *shape, least)
         return found
     return at_test_time(shape, log_alpha, kind, least).mul_(weights).abs_()
 

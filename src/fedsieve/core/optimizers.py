@@ -1,6 +1,7 @@
 """Steps as pure functions of a state: SGD, momentum, Adam; cosine decay; clipping; and three rules for a client's step size."""
 
 from enum import StrEnum
+from functools import lru_cache
 from math import cos, inf, pi
 from typing import NamedTuple
 
@@ -8,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsieve.core.compiled import flat, passes_over
+from fedsieve.core.compiled import at, passes_over
 
 
 class Optimizer(StrEnum):
@@ -46,6 +47,7 @@ def no_moments(like: Float[Tensor, " n"]) -> Moments:
 def step(
     kind: Optimizer,
     moments: Moments,
+    place: Float[Tensor, " n"],
     gradient: Float[Tensor, " n"],
     rate: float,
     *,
@@ -53,22 +55,22 @@ def step(
     square: float = 0.999,
     epsilon: float = 1e-8,
 ) -> tuple[Float[Tensor, " n"], Moments]:
-    """What to add to the parameters, and the new state."""
+    """Where a step from a place leads, and the new state."""
     if kind is Optimizer.SGD:
-        return -rate * gradient, moments
+        return place + -rate * gradient, moments
     if kind is Optimizer.MOMENTUM:
         first = momentum * moments.first + gradient
-        return -rate * first, moments._replace(first=first)
+        return place + -rate * first, moments._replace(first=first)
     count = moments.count + 1
-    if fast := passes_over(gradient, moments.first, moments.second):
-        move, first, second = (torch.empty_like(gradient) for _ in range(3))
-        old, done = (gradient, moments.first, moments.second), (move, first, second)
-        fast.adam(*map(flat, old), rate, momentum, square, epsilon, float(count), *map(flat, done))
-        return move, Moments(first, second, count)
+    if fast := passes_over(place, gradient, moments.first, moments.second):
+        moved, first, second = (torch.empty_like(gradient) for _ in range(3))
+        vectors = at(place, gradient, moments.first, moments.second, moved, first, second)
+        fast.adam(*vectors, len(place), rate, momentum, square, epsilon, float(count))
+        return moved, Moments(first, second, count)
     first = torch.lerp(gradient, moments.first, momentum)
     second = torch.addcmul(square * moments.second, gradient, gradient, value=1 - square)
     spread = (second / (1 - square**count)).sqrt_().add_(epsilon)
-    return first * (-rate / (1 - momentum**count)) / spread, Moments(first, second, count)
+    return place + first * (-rate / (1 - momentum**count)) / spread, Moments(first, second, count)
 
 
 def cosine(progress: float, final: float) -> float:
@@ -85,13 +87,25 @@ def clipped(gradient: Float[Tensor, "*k n"], limit: float) -> Float[Tensor, "*k 
 
 
 def step_size(
-    rule: StepRule, rate: float, loss: Float[Tensor, "*k"], gradient: Float[Tensor, "*k n"], smoothness: Float[Tensor, "*k"] | None
-) -> Float[Tensor, "*k 1"]:
-    """The step of each client of a stack under the rule."""
+    rule: StepRule,
+    rate: float,
+    loss: Float[Tensor, " k"],
+    gradient: Float[Tensor, "k n"],
+    smoothness: Float[Tensor, " k"] | None,
+    gate: Float[Tensor, "k n"] | None = None,
+) -> Float[Tensor, "k 1"]:
+    """The step of each client of a stack under the rule, along the gradient, or its product with gates."""
     if rule is StepRule.POLYAK:
+        gradient = gradient if gate is None else gradient * gate
         square = (gradient * gradient).sum(-1, keepdim=True)
         return rate * loss[..., None] / square.clamp_min(torch.finfo(gradient.dtype).tiny)
     if rule is StepRule.CAPPED:
         assert smoothness is not None, "the engine gives smoothness to methods that cap their step"
         return torch.clamp_max(1 / smoothness[..., None], rate)
-    return loss.new_full((*loss.shape, 1), rate)
+    return _alike(len(loss), rate, loss.dtype, loss.device)
+
+
+@lru_cache(maxsize=16)
+def _alike(clients: int, size: float, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "k 1"]:
+    """One step size for all: the same in every step of a round."""
+    return torch.full((clients, 1), size, dtype=dtype, device=device)

@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from enum import IntEnum
-from math import inf
+from math import inf, prod
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from fedsieve.core.compiled import flat, passes_over
+from fedsieve.core.compiled import at, passes_over
 from fedsieve.core.streams import Draw
 
 
@@ -201,11 +202,11 @@ def round_values(values: Float[Tensor, "*k m"], bits: int, draw: Draw, purpose: 
     noise = draw(f"round {purpose}", values.shape[-1])
     step, tiny = (1 + 1e-6) / (highest + half), torch.finfo(torch.float32).tiny
     # The float32 scale is a hair wide, so that the largest value stays inside the levels.
-    if fast := passes_over(values, noise):
-        codes, scale = torch.empty(values.shape, dtype=torch.int8), values.new_empty(values.shape[:-1])
-        given, drawn, made = (part.numpy().reshape(-1, values.shape[-1]) for part in (values, noise, codes))
-        fast.levels(given, drawn, step, tiny, half, lowest, highest, made, flat(scale))
-        return Values(codes, scale, coding)
+    if fast := passes_over(values, noise, exact=True):
+        *among, size = values.shape
+        codes, scale = np.empty((prod(among), size), dtype=np.int8), np.empty(prod(among), dtype=np.float32)
+        fast.levels(*at(values, noise), codes, scale, step, tiny, half, lowest, highest)
+        return Values(torch.from_numpy(codes.reshape(*among, size)), torch.from_numpy(scale.reshape(among)), coding)
     scale = (torch.linalg.vector_norm(values, inf, dim=-1) * step).to(torch.float32).clamp_min(tiny)
     levels = (values / scale[..., None].to(values.dtype)).add_(noise)
     if zero_free:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int, Int64, Shaped
 from torch import Tensor
 
-from fedsieve.core.compiled import passes, passes_over, sparse_passes
+from fedsieve.core.compiled import at, passes, passes_over, sparse_passes
 
 
 class SparseBatch:
@@ -80,10 +80,14 @@ class PickedRows:
         return rows.ndim == 2 and passes_over(rows, size=size) is not None
 
     def gradient(
-        self, weights: Float[Tensor, "k c f"], intercept: Float[Tensor, "k c"], y: Shaped[Tensor, "k b"], *, logistic: bool
-    ) -> tuple[Float[Tensor, " k"], Float[Tensor, "k c"], Float[Tensor, "k cf"]]:
-        """The mean loss and its derivatives in the intercepts and in the weights: of one output squared or logistic, of several softmax."""
-        loss, slope, out = weights.new_empty(len(weights)), torch.empty_like(intercept), weights.new_empty(len(weights), weights[0].numel())
-        given = (self.rows, self.places, weights.contiguous(), intercept.contiguous(), y.to(weights.dtype))
-        passes().row_gradient(*(part.numpy() for part in given), logistic, loss.numpy(), slope.numpy(), out.numpy().reshape(weights.shape))
-        return loss, slope, out
+        self, theta: Float[Tensor, "k p"], outputs: int, y: Shaped[Tensor, "k b"], *, logistic: bool
+    ) -> tuple[Float[Tensor, " k"], Float[Tensor, "k p"]]:
+        """The mean loss and its derivative in weights, output by output, and intercepts, if there are some behind them.
+
+        Of one output squared or logistic, of several softmax.
+        """
+        y, loss, out = y.to(theta.dtype).contiguous(), theta.new_empty(len(theta)), torch.empty_like(theta)
+        places = self.places.contiguous()
+        sizes = (tuple(self.rows.shape), tuple(places.shape), theta.shape[1], outputs)
+        passes().row_gradient(*at(self.rows, places, theta, y, loss, out), *sizes, logistic)
+        return loss, out

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, isfinite
 
 import numpy as np
 import torch
@@ -76,8 +76,10 @@ def _all_sound(algorithm: Algorithm, packet: Packet, stack: Stack, cohort: Seque
 
 
 def _is_finite(packet: Packet) -> bool:
-    numbers = [values.codes if values.scale is None else values.scale for values in packet.fields.values()]
-    return all(bool(np.isfinite(number.numpy(force=True)).all()) for number in (*numbers, *packet.scalars.values()))
+    """Every number; the few scales and scalars as a list, which NumPy takes longer to look at."""
+    scales = [values.scale for values in packet.fields.values() if values.scale is not None]
+    few = all(all(map(isfinite, number.reshape(-1).tolist())) for number in (*scales, *packet.scalars.values()))
+    return few and all(np.isfinite(values.codes.numpy(force=True)).all() for values in packet.fields.values() if values.scale is None)
 
 
 def _far(

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from enum import StrEnum
 from fractions import Fraction
-from math import prod
+from math import isfinite, prod
 
 import numpy as np
 import torch
@@ -204,7 +204,7 @@ def top_places(
 
 def _unbroken(score: Float[Tensor, "*k n"]) -> Float[Tensor, "*k n"]:
     """A broken weight is chosen, so that whoever validates sees it."""
-    return score if score.amax().isfinite() else score.nan_to_num(nan=torch.inf, posinf=torch.inf)
+    return score if isfinite(score.amax()) else score.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 def _top_of(row: Float[np.ndarray, " n"], k: int, order: Callable[[np.ndarray], np.ndarray] | None) -> Int64[np.ndarray, " k"]:

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int64, UInt64
 from torch import Tensor
 
-from fedsieve.core.compiled import LEAST, passes
+from fedsieve.core.compiled import passes, worth
 
 SERVER = -1
 """The client number under which the server draws its own noise."""
@@ -64,7 +64,7 @@ def uniforms(base: int, clients: Sequence[int], at: Int64[np.ndarray, " n"] | in
     The 23 bits are put behind the exponent of 1, which is exact and takes no conversion of 64-bit integers.
     """
     counters = _counters(at) if isinstance(at, int) else _spaced(at)
-    if len(counters) >= LEAST and (fast := passes()):
+    if worth(len(counters), exact=True) and (fast := passes()):
         noise = np.empty((len(clients), len(counters)), dtype=np.float32)
         fast.uniforms(base, _apart(tuple(clients)), counters, noise)
         return noise
@@ -109,9 +109,12 @@ def drawer(
 ) -> Draw:
     """The noise of one step for a stack of clients; `at` tells the coordinates of a restricted vector among all, when noise is drawn."""
 
+    as_drawn = dtype is torch.float32 and str(device) == "cpu"
+
     def draw(purpose: str, size: int) -> Tensor:
         base = key(seed, purpose, round, exchange, step)
-        return torch.from_numpy(uniforms(base, clients, size if at is None else at())).to(device=device, dtype=dtype)
+        noise = torch.from_numpy(uniforms(base, clients, size if at is None else at()))
+        return noise if as_drawn else noise.to(device=device, dtype=dtype)
 
     return draw
 
@@ -119,7 +122,7 @@ def drawer(
 def server_drawer(seed: int, round: int, exchange: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Draw:
     """The server's own noise, without a client axis."""
     draw = drawer(seed, round, exchange, 0, [SERVER], dtype, device)
-    return lambda purpose, size: draw(purpose, size)[0]
+    return lambda purpose, size: draw(purpose, size).view(size)
 
 
 def normal(uniform: Float[Tensor, "*k n"]) -> Float[Tensor, "*k n"]:

@@ -1,7 +1,8 @@
 """The contract between algorithms, objectives, engines and the round. Letters: p parameters, m kept, k clients, b rows."""
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import add
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -111,7 +112,7 @@ class Bytes(NamedTuple):
 
     def plus(self, *others: "Bytes") -> "Bytes":
         """All together."""
-        return Bytes(*map(sum, zip(self, *others, strict=True)))
+        return reduce(lambda one, other: Bytes(*map(add, one, other)), others, self)
 
     def times(self, copies: int) -> "Bytes":
         """The same message to several."""

@@ -36,7 +36,7 @@ class Local(Party):
         if isinstance(begun, Packet):
             return self._sparse_answer(begun, clock, clients)
         advance = self._sparse_steps if self.rows.sparse else self._dense_steps
-        state = advance(mapped(begun, lambda part: part.expand(len(clients), *part.shape).contiguous()), clock, clients)
+        state = advance(mapped(begun, lambda part: torch.stack([part] * len(clients))), clock, clients)
         return self._reply(state, clock, clients)
 
     def _reply(self, state: Any, clock: Clock, clients: list[int]) -> Packet:
@@ -47,10 +47,9 @@ class Local(Party):
 
     def _dense_steps(self, state: Any, clock: Clock, clients: list[int]) -> Any:
         algorithm = self.algorithm
-        hands = self._hands(clock)
-        places = self.rows.places(self.seed, clock.round, clients, algorithm.exchanges * algorithm.local_steps)[hands]
+        hands = algorithm.exchanges * algorithm.local_steps
         smoothness = self.rows.smoothness(clients) if algorithm.needs_smoothness else None
-        for step, batch in enumerate(self.rows.batches(places)):
+        for step, batch in enumerate(self.rows.batches(self.seed, clock.round, clients, hands, self._hands(clock))):
             batch = batch._replace(smoothness=smoothness, keys=self._keys(clock, step, clients))
             state = algorithm.client_step(self.objective, state, batch, clock, self._draw(clock, step, clients))
         return state

@@ -25,7 +25,7 @@ class Rows:
         self._objective = objective
         self._batch_rows = batch_rows
         self._smoothness: dict[int, Tensor] = {}
-        self._dealt: tuple[tuple[int, ...], dict[tuple[int, ...], Tensor]] = ((), {})
+        self._dealt: tuple[tuple[int, ...], dict[tuple[int, ...], list[tuple[Tensor, Tensor]]]] = ((), {})
 
     @property
     def sparse(self) -> bool:
@@ -46,20 +46,25 @@ class Rows:
         return deal(seed, round, client, self.examples(client), self._batch_rows, hands)
 
     def places(self, seed: int, round: int, clients: Sequence[int], hands: int) -> Tensor:
-        """Where the rows of a stack of clients stand, (hands, k, b); kept while the round lasts."""
+        """Where the rows of a stack of clients stand, (hands, k, b)."""
+        dealt = np.concatenate([self.dealt(seed, round, client, hands) for client in clients], axis=1)
+        dealt = dealt.reshape(hands, len(clients), -1) + self.offsets[clients][:, None]
+        return torch.from_numpy(dealt).to(self.y.device)
+
+    def batches(self, seed: int, round: int, clients: Sequence[int], hands: int, played: slice) -> Iterator[Batch]:
+        """The rows of a stack of clients, (k, b, ...), in some of a round's hands, left where they are if the model can read them there.
+
+        Where they stand, and their labels, are kept while the round lasts.
+        """
         if self._dealt[0] != (turn := (seed, round, hands)):
             self._dealt = (turn, {})
         known, stack = self._dealt[1], tuple(clients)
-        if stack not in known:
-            dealt = np.concatenate([self.dealt(seed, round, client, hands) for client in clients], axis=1)
-            dealt = dealt.reshape(hands, len(clients), -1) + self.offsets[clients][:, None]
-            known[stack] = torch.from_numpy(dealt).to(self.y.device)
-        return known[stack]
-
-    def batches(self, places: Tensor) -> Iterator[Batch]:
-        """The rows at some places, step by step, (k, b, ...), left where they are if the model can read them there."""
         suits = getattr(self._objective, "reads_rows", False) and PickedRows.suits(self.x, self._objective.layout.size)
-        for at, y in zip(places, _picked(self.y, places), strict=True):
+        if stack not in known:
+            places = self.places(seed, round, clients, hands)
+            labels = _picked(self.y, places)
+            known[stack] = list(zip(places, labels.to(self.x.dtype) if suits else labels, strict=True))
+        for at, y in known[stack][played]:
             yield Batch(PickedRows(self.x, at) if suits else _picked(self.x, at), y)
 
     def pick(self, client: int, hands: np.ndarray, also: np.ndarray | None = None) -> "Picked":

@@ -75,7 +75,7 @@ class Linear:
         """Mean loss of the batch and its gradient. Orientation matters: theta (k, c, f) times x^T is 8 times faster than x theta^T."""
         x = batch.x
         if isinstance(x, PickedRows):
-            return self._row_gradient(theta, x, batch.y)
+            return x.gradient(theta.contiguous(), self.outputs, batch.y, logistic=self.loss is Loss.LOGISTIC)
         matrix, intercept = self.parts(theta)
         logits = torch.bmm(matrix, x.transpose(1, 2)) if isinstance(x, Tensor) else x.times(matrix)
         loss, slope = self._loss(logits if intercept is None else logits + intercept[..., None], batch.y)
@@ -86,15 +86,8 @@ class Linear:
     @property
     def reads_rows(self) -> bool:
         """Whether rows need not be copied out for a gradient: many outputs are faster as a product of matrices."""
-        one_output, few_outputs = self.outputs == 1, 1 < self.outputs <= FEW_OUTPUTS
+        one_output, few_outputs = self.outputs == 1, 1 < self.outputs <= FEW_OUTPUTS and not self.transposed
         return (one_output and self.loss in (Loss.SQUARED, Loss.LOGISTIC)) or (few_outputs and self.loss is Loss.SOFTMAX)
-
-    def _row_gradient(self, theta: Float[Tensor, "k p"], x: PickedRows, y: Tensor) -> tuple[Float[Tensor, " k"], Float[Tensor, "k p"]]:
-        """The same row by row."""
-        weights, intercept = self.parts(theta)
-        at_zero = theta.new_zeros(len(theta), self.outputs) if intercept is None else intercept
-        loss, slope, gradient = x.gradient(weights, at_zero, y, logistic=self.loss is Loss.LOGISTIC)
-        return loss, gradient if intercept is None else torch.cat((gradient, slope), dim=-1)
 
     def _loss(self, logits: Float[Tensor, "k c b"], y: Tensor) -> tuple[Float[Tensor, " k"], Float[Tensor, "k c b"]]:
         """The mean loss over the last axis and its derivative in the logits."""
