@@ -32,6 +32,8 @@ OPEN = ROUND_LIMIT
 """log_alpha of the support once it is found: its gates are 1 but for one draw in 600, and noise no longer hides the weights (H10)."""
 ALONG_SIGNS, FROM_FEW_ROWS = 2.0, 3.0
 """Steps along the mean of signs, over the server's rate (decision H13)."""
+THIN = 0.15
+"""Rows a round has for each weight, below which these steps are the longer ones."""
 ENOUGH = 5
 """Replies whose signs the server follows at its full rate; the mean of fewer is noisier by the root of their number, the step as short."""
 SIGNS = 0.2
@@ -149,9 +151,9 @@ class Sieve(Method):
         return self.uplink or (Uplink.WEIGHTS if self.density <= SPARSEST else Uplink.UPDATES)
 
     @staticmethod
-    def few_rows(server: Server) -> bool:
-        """Whether rounds have had too few rows for a first choice, as far as is known."""
-        return 0 < float(server.rows) < FEW * server.layout.gated
+    def fewer_rows(server: Server, least: float) -> bool:
+        """Whether rounds have had fewer rows for each weight, as far as is known."""
+        return 0 < float(server.rows) < least * server.layout.gated
 
     def boldness(self, server: Server, replies: int, clock: Clock) -> float:
         """The server's rate: more along signs, in proportion to how well so many know the mean; once the support is found, 1."""
@@ -159,7 +161,7 @@ class Sieve(Method):
             return 1.0
         if self.travels is Uplink.WEIGHTS:
             return self.server_rate
-        bold = FROM_FEW_ROWS if self.few_rows(server) else ALONG_SIGNS
+        bold = FROM_FEW_ROWS if self.fewer_rows(server, THIN) else ALONG_SIGNS
         return self.server_rate * bold * min(replies / ENOUGH, 1.0) ** 0.5
 
     def sent(self, server: Server, clock: Clock) -> float:
@@ -169,7 +171,7 @@ class Sieve(Method):
         stay. A falling schedule is such a trial itself; where weights travel, clients would send those on trial too.
         """
         density = self.message_density(clock)
-        if not self.few_rows(server) or self.schedule is not Schedule.CONSTANT or self.travels is Uplink.WEIGHTS:
+        if not self.fewer_rows(server, FEW) or self.schedule is not Schedule.CONSTANT or self.travels is Uplink.WEIGHTS:
             return density
         left = max(1 - clock.round / (self.searched * clock.rounds), 0.0)
         return min(density * (1 + TRIAL * left), 1.0)
