@@ -116,8 +116,8 @@ def test_what_nobody_speaks_of_is_remembered_and_what_is_spoken_of_moves_by_the_
     ("sieve", "rows", "clock", "rate"),
     [
         (SIEVE, 0.0, SEARCH, 2.0),
-        (SIEVE, 18.0, SEARCH, 2.0),
-        (SIEVE, 17.0, SEARCH, 3.0),
+        (SIEVE, 48.0, SEARCH, 2.0),
+        (SIEVE, 47.0, SEARCH, 3.0),
         (replace(SIEVE, server_rate=0.5), 8.0, SEARCH, 1.5),
         (replace(SIEVE, uplink=Uplink.WEIGHTS), 8.0, SEARCH, 1.0),
         (SIEVE, 8.0, POLISH, 1.0),

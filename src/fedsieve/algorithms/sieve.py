@@ -32,7 +32,7 @@ OPEN = ROUND_LIMIT
 """log_alpha of the support once it is found: its gates are 1 but for one draw in 600, and noise no longer hides the weights (H10)."""
 ALONG_SIGNS, FROM_FEW_ROWS = 2.0, 3.0
 """Steps along the mean of signs, over the server's rate (decision H13)."""
-THIN = 0.15
+THIN = 0.4
 """Rows a round has for each weight, below which these steps are the longer ones."""
 ENOUGH = 5
 """Replies whose signs the server follows at its full rate; the mean of fewer is noisier by the root of their number, the step as short."""
