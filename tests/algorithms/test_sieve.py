@@ -108,7 +108,7 @@ def test_what_nobody_speaks_of_is_remembered_and_what_is_spoken_of_moves_by_the_
     reply = SIEVE.client_reply(stepped(client), SEARCH, draw(step=4)).at(0)
     after = SIEVE.aggregate(server, packet, [Reply(i, reply, 8) for i in range(5)], SEARCH, draw())
     sent = packet.dense("weights", torch.float64)
-    expected = sent + 2 * reply.dense("update", torch.float64) + SIEVE.memory * (server.weights - sent)
+    expected = sent + 3 * reply.dense("update", torch.float64) + SIEVE.memory * (server.weights - sent)
     torch.testing.assert_close(after.weights, expected)
 
 

@@ -283,6 +283,8 @@ class Sieve(Method):
         sent = packet.dense("weights", dtype)
         merged = self.merged(packet, replies, server.weights, clock, draw)
         update = merged[self.field] - (sent if self.travels is Uplink.WEIGHTS else 0)
+        if self.private is None:
+            server = server._replace(rows=server.rows + (sum(examples(replies)) - server.rows) / (clock.round + 1))
         rate = self.boldness(server, len(replies), clock)
         moved, moments = optimizers.step(self.server, server.moments, sent, -update, rate, momentum=self.server_momentum)
         theta = moved + self.memory * (server.weights - sent)
@@ -290,8 +292,6 @@ class Sieve(Method):
         found = not self.searching(clock._replace(round=clock.round + 1))
         if found and self.ending is Ending.FROZEN:
             both = torch.tensor([LOG_ALPHA_LIMIT, -LOG_ALPHA_LIMIT]).to(both)
-        if self.private is None:
-            server = server._replace(rows=server.rows + (sum(examples(replies)) - server.rows) / (clock.round + 1))
         chosen = self.chosen(theta, server.log_alpha, layout, self.message_density(clock) if found else self.sent(server, clock))
         kept = chosen[: layout.gated].to(dtype).mean()
         shift = constraint.exact_shift(self.shape, both, self.open_density(clock), torch.stack((kept, 1 - kept)))
