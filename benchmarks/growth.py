@@ -18,7 +18,7 @@ from benchmarks.workloads import WORKLOADS, Workload
 from fedsieve.core.streams import stream
 from fedsieve.core.types import Batch
 from fedsieve.engines.batched import Batched
-from fedsieve.engines.rows import deal
+from fedsieve.engines.rows import Rows
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.train import Population, start, train
 
@@ -29,13 +29,11 @@ ROUNDS_SO_FAR = (10, 100, 1000)
 ROWS = 64
 
 
-class DrawnRows:
+class DrawnRows(Rows):
     """Rows that exist only while a client steps: client c's are drawn from its own stream."""
 
-    sparse = False
-
-    def __init__(self, features: int, outputs: int, batch: int) -> None:
-        self.width, self._outputs, self._batch = features, outputs, batch
+    def __init__(self, objective: Linear, batch: int) -> None:
+        super().__init__(torch.empty(0, objective.features), torch.empty(0), [], objective, batch)
 
     def examples(self, client: int) -> int:
         """As many for each."""
@@ -43,7 +41,7 @@ class DrawnRows:
 
     def batches(self, seed: int, round: int, clients: Sequence[int], hands: int, played: slice) -> Iterator[Batch]:
         """The rows dealt to a stack of clients, step by step."""
-        dealt = [deal(seed, round, client, ROWS, self._batch, hands)[played] for client in clients]
+        dealt = [self.dealt(seed, round, client, hands)[played] for client in clients]
         for step in zip(*dealt, strict=True):
             drawn = [self._client(client, hand) for client, hand in zip(clients, step, strict=True)]
             yield Batch(torch.stack([x for x, _ in drawn]), torch.stack([y for _, y in drawn]))
@@ -51,14 +49,14 @@ class DrawnRows:
     def _client(self, client: int, hand: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         rng = stream(1, "rows of", client)
         x = rng.standard_normal((ROWS, self.width), dtype=np.float32)
-        return torch.from_numpy(x[hand]), torch.from_numpy(rng.integers(0, self._outputs, ROWS)[hand])
+        return torch.from_numpy(x[hand]), torch.from_numpy(rng.integers(0, self._objective.outputs, ROWS)[hand])
 
 
 def rounds_of(work: Workload, population: int | None) -> Iterator:
     """Rounds of a cohort of `work.clients` out of a population, or of a cohort that holds its rows."""
     algorithm = algorithm_of(work)
     objective = Linear(loss=Loss.SOFTMAX, features=work.features, outputs=work.outputs)
-    rows = rows_of(work, objective) if population is None else DrawnRows(work.features, work.outputs, work.batch)
+    rows = rows_of(work, objective) if population is None else DrawnRows(objective, work.batch)
     exchange = Batched(algorithm=algorithm, objective=objective, rows=rows, seed=1, fingerprint=1)
     population = population or work.clients
     server = start(algorithm, objective, 1, torch.float32)

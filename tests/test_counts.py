@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks import growth
 from benchmarks.contenders import ours
 from benchmarks.workloads import WORKLOADS
+
+DRAW = growth.DrawnRows._client
 
 
 class Counting(TorchDispatchMode):
@@ -78,3 +81,13 @@ def test_a_sparse_message_is_this_much_of_a_dense_one(name, share):
     play()
     done = play()
     assert max(done.up.wire / work.clients, done.down.wire / work.clients) <= share * 8 * work.size
+
+
+def test_of_a_million_clients_only_the_cohort_draws_rows(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(growth.DrawnRows, "_client", lambda self, client, hand: drawn.append(client) or DRAW(self, client, hand))
+    work = WORKLOADS["W2"]._replace(clients=3, features=20, outputs=4, batch=8, steps=2)
+    next(growth.rounds_of(work, 1_000_000))
+    assert len(drawn) == work.client_steps
+    assert len(set(drawn)) == 3
+    assert max(drawn) > 1000
