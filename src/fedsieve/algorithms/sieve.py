@@ -100,6 +100,8 @@ class Sieve(Method):
     rate: float = 2.0
     batch: int | Literal["all"] = 64
     weights: Weighting = field(default=Weighting.SQRT, metadata={"section": "federation"})
+    server_rate: float = 1.0
+    """the server's learning rate; along signs twice that, three times where rows are few"""
     memory: float = 0.98
     gate_rate: float = 0.3
     """step of log_alpha along the saliency, in units of its root mean square"""

@@ -35,14 +35,19 @@ def gap(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], density: float) -
     return active_probability(shape, log_alpha).mean(-1) - density
 
 
+def weight(multiplier: Float[Tensor, "*k"], form: Form, size: int) -> Float[Tensor, "*k"]:
+    """What the multiplier weighs on one gate: over |theta| in the paper's form."""
+    return multiplier if form is Form.COUNT else multiplier / size
+
+
 def slope(
     shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], multiplier: Float[Tensor, "*#k"], form: Form, size: int
 ) -> Float[Tensor, "*k n"]:
-    """lambda grad_phi L_con: lambda P (1 - P), over |theta| in the paper's form; added in descent (L138; L136 has a slip, A1)."""
-    scale = multiplier if form is Form.COUNT else multiplier / size
+    """lambda grad_phi L_con: lambda P (1 - P), weighed; added in descent (L138; L136 has a slip, A1)."""
+    scale = weight(multiplier, form, size)
     if fast := passes_over(log_alpha, scale, size=log_alpha.shape[-1]):
-        found, size = torch.empty_like(log_alpha), log_alpha.shape[-1]
-        fast.constraint_slope(*at(log_alpha, scale, found), log_alpha.numel() // size, size, scale.numel(), shape.offset)
+        found, gates = torch.empty_like(log_alpha), log_alpha.shape[-1]
+        fast.constraint_slope(*at(log_alpha, scale, found), log_alpha.numel() // gates, gates, scale.numel(), shape.offset)
         return found
     p = active_probability(shape, log_alpha)
     return torch.ops.aten.sigmoid_backward(scale[..., None].expand_as(p), p)
@@ -58,7 +63,7 @@ def descend(
     rate: float,
 ) -> Float[Tensor, "k n"]:
     """log_alpha - eta_phi (gradient + lambda grad_phi L_con), inside its limits."""
-    scale = multiplier if form is Form.COUNT else multiplier / size
+    scale = weight(multiplier, form, size)
     if fast := passes_over(log_alpha, gradient, scale):
         found = torch.empty_like(log_alpha)
         fast.gate_step(*at(log_alpha, gradient, scale, found), *log_alpha.shape, shape.offset, rate, LOG_ALPHA_LIMIT)
@@ -80,7 +85,7 @@ def joint_step(
     rate: float,
 ) -> tuple[Float[Tensor, "k n"], Float[Tensor, "k n"]]:
     """theta~ and phi moved together along the gradient g in theta = theta~ z: theta~ - eta g z, and `descend` along g theta~ dz/dphi."""
-    scale = multiplier if form is Form.COUNT else multiplier / size
+    scale = weight(multiplier, form, size)
     if fast := passes_over(weights, log_alpha, gradient, *gate, step, scale):
         moved, turned = torch.empty_like(weights), torch.empty_like(weights)
         vectors = at(weights, log_alpha, gradient, *gate, step, scale, moved, turned)
@@ -102,7 +107,7 @@ def drift(
     """log_alpha - eta_phi n lambda grad_phi L_con, inside its limits: n steps at once, the first order of them."""
     if passes_over(log_alpha, missed):
         found = torch.empty_like(log_alpha)
-        scale = multiplier if form is Form.COUNT else multiplier / size
+        scale = weight(multiplier, form, size)
         given = (part.numpy() for part in (log_alpha, missed, scale.contiguous()))
         sparse_passes().drift(*given, shape.offset, rate, LOG_ALPHA_LIMIT, found.numpy())
         return found
