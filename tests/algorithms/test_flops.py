@@ -1,5 +1,6 @@
 """FLoPS against autograd through the gates, and against the paper's own words."""
 
+import pytest
 import torch
 
 from fedsieve.algorithms.flops import Flops
@@ -7,9 +8,13 @@ from fedsieve.core import gates
 from fedsieve.core.constraint import Dual, Form
 from fedsieve.core.optimizers import Optimizer
 from fedsieve.core.packets import Packet, dense_packet
-from fedsieve.core.selection import Scaling
+from fedsieve.core.selection import Scaling, Schedule
 from fedsieve.core.streams import drawer, server_drawer
 from fedsieve.core.types import Batch, Clock, Reply
+from fedsieve.data.synthetic import Synthetic
+from fedsieve.experiments.execute import execute
+from fedsieve.experiments.problem import Problem
+from fedsieve.experiments.run import Federation, Run
 from fedsieve.objectives.linear import Linear, Loss
 
 OBJECTIVE = Linear(loss=Loss.SQUARED, features=12)
@@ -96,6 +101,23 @@ def test_the_exact_dual_ends_every_round_at_the_target():
     flops = Flops(density=0.25, dual=Dual.EXACT, scaling=Scaling.OFF)
     after = flops.close(server_for(flops), Clock(0, 10))
     torch.testing.assert_close(gates.active_probability(flops.shape, after.log_alpha).mean(), torch.tensor(0.25, dtype=torch.float64))
+
+
+def expected_density_under(dual, dual_rate, start, density=0.2):
+    falling = {"schedule": Schedule.CUBIC, "start_density": 0.98, "schedule_start": 0.2, "schedule_end": 0.8}
+    gated = {"scaling": Scaling.OFF, "gate_rate": 0.1, "initial_logit_density": start}
+    flops = Flops(dual=dual, dual_rate=dual_rate, steps=10, batch=16, **gated, **falling)
+    data = Synthetic(rows=400, features=60, true_density=0.1)
+    federation = Federation(clients=10, participation=0.4)
+    run = Run(task="lr", method="flops", density=density, rounds=30, data=data, federation=federation, algorithm=flops)
+    return list(execute(run, Problem(run)))[-1].row["expected_density"] / density
+
+
+@pytest.mark.usefixtures("few_test_rows")
+def test_a_controlled_multiplier_brings_the_density_near_its_target_without_scaling_and_an_ascent_does_not():
+    assert 0.6 < expected_density_under(Dual.PI, 1.0, 0.95) < 1.3
+    assert 0.6 < expected_density_under(Dual.PI, 1.0, 0.2) < 1.3
+    assert expected_density_under(Dual.ASCENT, 5e-4, 0.95) > 1.5
 
 
 def test_a_kept_weight_is_never_zero_even_where_its_gate_is_closed():

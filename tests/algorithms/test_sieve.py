@@ -121,6 +121,7 @@ def test_what_nobody_speaks_of_is_remembered_and_what_is_spoken_of_moves_by_the_
         (replace(SIEVE, server_rate=0.5), 8.0, SEARCH, 1.5),
         (replace(SIEVE, uplink=Uplink.WEIGHTS), 8.0, SEARCH, 1.0),
         (SIEVE, 8.0, POLISH, 1.0),
+        (SIEVE, 8.0, Clock(9, 10), 1.0),
     ],
 )
 def test_the_server_goes_twice_as_far_along_signs_and_thrice_where_rows_are_few(sieve, rows, clock, rate):
@@ -133,6 +134,30 @@ def test_weights_travel_where_the_model_keeps_a_hundredth_or_less_unless_told(de
     sieve = replace(SIEVE, density=density)
     assert sieve.reply_fields >= {sent}
     assert replace(sieve, uplink=Uplink.UPDATES).reply_fields >= {"update"}
+
+
+@pytest.mark.parametrize("rows", [9.0, 0.0])
+def test_with_rows_enough_or_unknown_the_servers_rate_falls_to_a_quarter_while_polishing(rows):
+    server = start(SIEVE, MODEL, 3, torch.float64)._replace(rows=torch.tensor(rows))
+    rates = [SIEVE.boldness(server, 5, Clock(number, 100)) for number in range(80, 100)]
+    assert rates[0] == 1 and rates[-1] == pytest.approx(0.25, abs=0.04)
+    assert all(later < earlier for earlier, later in zip(rates, rates[1:], strict=False))
+
+
+def densities(**options):
+    sieve = Sieve(**{"density": 0.01, **options})
+    return [round(sieve.message_density(Clock(number, 10)), 3) for number in (0, 2, 5, 9)]
+
+
+def test_messages_begin_ten_times_as_wide_where_weights_travel_by_rule_and_only_there():
+    assert densities() == [0.1, 0.029, 0.01, 0.01]
+    assert densities(density=0.005)[0] == 0.05
+    assert densities(density=0.02) == [0.02] * 4
+    for typed in ({"schedule": Schedule.CONSTANT}, {"uplink": Uplink.WEIGHTS}, {"uplink": Uplink.UPDATES}):
+        assert densities(**typed) == [0.01] * 4
+    assert densities(schedule=Schedule.CUBIC, start_density=0.3)[0] == 0.3
+    assert Sieve(density=0.01).projects and Sieve(density=0.01).turns["schedule ends"] == 0.5
+    assert "schedule ends" not in Sieve(density=0.02).turns
 
 
 def carried(sieve, rows=8.0):

@@ -1,3 +1,5 @@
+from math import log
+
 import pytest
 import torch
 
@@ -29,6 +31,19 @@ def test_the_multiplier_restarts_when_the_constraint_holds():
     violated, held = torch.tensor(0.2), torch.tensor(-0.01)
     assert float(constraint.ascend(torch.tensor(1.0), violated, 0.5)) == pytest.approx(1.1)
     assert float(constraint.ascend(torch.tensor(1.0), held, 0.5)) == 0.0
+
+
+def test_the_controller_adds_the_logarithms_of_the_excess_and_of_the_change():
+    open_gates, fewer = (torch.full((10,), level, dtype=torch.float64) for level in (1.0, -1.0))
+    d, less = (float(active_probability(SHAPE, part).mean()) for part in (open_gates, fewer))
+
+    def followed(before, after, density):
+        return float(constraint.follow(SHAPE, torch.tensor(0.3, dtype=torch.float64), before, after, density, 0.1))
+
+    assert followed(open_gates, open_gates, d) == pytest.approx(0.3)
+    assert followed(open_gates, open_gates, d / 2) == pytest.approx(0.3 + 0.1 * log(2))
+    assert followed(open_gates, fewer, less) == pytest.approx(0.3 + log(less / d))
+    assert followed(fewer, fewer, 20 * less) < 0.01
 
 
 @pytest.mark.parametrize("density", [0.5, 0.05, 0.005])

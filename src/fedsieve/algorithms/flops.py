@@ -71,10 +71,12 @@ class Flops(GradientExchange, Gated):
         log_alpha, gate_moments = optimizers.step(
             self.server, server.gate_moments, server.log_alpha, gate_gradient, self.gate_rate * decay, momentum=self.server_momentum
         )
+        log_alpha = self.settled(log_alpha, server.layout)
+        multiplier = self.ascend(server.multiplier, server.log_alpha, server.layout, clock)
         return server._replace(
             weights=weights,
-            log_alpha=self.settled(log_alpha, server.layout),
-            multiplier=self.ascend(server.multiplier, server.log_alpha, server.layout, clock),
+            log_alpha=log_alpha,
+            multiplier=self.follow(multiplier, server.log_alpha, log_alpha, server.layout, clock),
             moments=moments,
             gate_moments=gate_moments,
         )

@@ -13,7 +13,6 @@ from torch import Tensor
 from fedsieve.algorithms.gated import Gated
 from fedsieve.algorithms.method import fraction, server_step
 from fedsieve.core import constraint, gates, selection
-from fedsieve.core.constraint import Dual
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT
 from fedsieve.core.optimizers import Moments, Optimizer
 from fedsieve.core.packets import Packet, Part, round_gates, round_values, sparse_packet
@@ -172,14 +171,14 @@ class FlopsPA(Gated):
     def broadcast(self, server: Server, clock: Clock, draw: Draw) -> Packet:
         """The top m of the server's theta and z, and lambda while it is ascended."""
         packet = self.send(server.weights, server.log_alpha, server.layout, clock, draw)
-        if self.dual is Dual.ASCENT:
+        if self.weighs:
             packet.scalars["multiplier"] = server.multiplier.to(torch.float32)
         return packet
 
     def client_init(self, packet: Packet, layout: Layout, clock: Clock, dtype: torch.dtype) -> Client:
         """theta~ and phi from the broadcast (L197)."""
         weights, gate = self.receive(packet, dtype)
-        multiplier = packet.scalar("multiplier", dtype) if self.dual is Dual.ASCENT else torch.zeros_like(weights[..., 0])
+        multiplier = packet.scalar("multiplier", dtype) if self.weighs else torch.zeros_like(weights[..., 0])
         return Client(weights, self.settled(self.log_alpha_of(gate), layout), multiplier, layout)
 
     def client_step(self, objective: Objective, client: Client, batch: Batch, clock: Clock, draw: Draw) -> Client:
@@ -230,7 +229,7 @@ class FlopsPA(Gated):
         A drift of lambda/p a step could round to nothing in float32; summed over a round it does not.
         """
         rate = self.gate_rate * self.decay(clock)
-        pull = float(client.multiplier.max()) + self.entropy
+        pull = float(client.multiplier.abs().max()) + self.entropy
         steps = 1 if rate * self.steps * pull < LARGE_DRIFT else self.steps
         log_alpha = client.log_alpha
         if steps == 1 and not self.entropy and client.layout.groups is None:
@@ -254,11 +253,12 @@ class FlopsPA(Gated):
         theta, moments = self.moved_on(server, packet, merged["theta"])
         log_alpha = self.settled(self.log_alpha_of(gate), server.layout)
         log_alpha = self.tighten(log_alpha, server.layout, self.message_density(clock))
+        multiplier = self.ascend(server.multiplier, log_alpha, server.layout, clock)
         return server._replace(
             theta=theta,
             weights=theta / gate if by_gate else theta,
             log_alpha=log_alpha,
-            multiplier=self.ascend(server.multiplier, log_alpha, server.layout, clock),
+            multiplier=self.follow(multiplier, server.log_alpha, log_alpha, server.layout, clock),
             moments=moments,
         )
 

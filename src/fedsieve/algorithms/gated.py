@@ -96,9 +96,9 @@ class Gated(Method, ABC):
     constraint: Form = Form.COUNT
     """constraint in counts, or over the number of weights as in the paper"""
     dual: Dual = Dual.ASCENT
-    """multiplier by ascent with restart, solved exactly, or off"""
+    """multiplier by ascent with restart, by a controller (pi), solved exactly, or off"""
     dual_rate: float = 5e-4
-    """step of the dual ascent over a round (the paper: of the order 1/size an exchange)"""
+    """step of the dual over a round (the paper: of the order 1/size an exchange; with pi 1 is good)"""
     scaling: Scaling = Scaling.ADDITIVE
     """how log_alpha is pushed apart at the top weights and elsewhere"""
     scaling_rate: float = 0.5
@@ -204,6 +204,20 @@ class Gated(Method, ABC):
             return multiplier
         gated, density = log_alpha[: layout.gated] if layout.free else log_alpha, self.message_density(clock)
         return constraint.dual_step(self.shape, gated, multiplier, density, self.dual_rate / self.exchanges)
+
+    @property
+    def weighs(self) -> bool:
+        """Whether a multiplier pulls on the gates."""
+        return self.dual in (Dual.ASCENT, Dual.PI)
+
+    def follow(
+        self, multiplier: Float[Tensor, ""], before: Float[Tensor, " p"], after: Float[Tensor, " p"], layout: Layout, clock: Clock
+    ) -> Float[Tensor, ""]:
+        """One step of the controller on the gates before and after the primal step."""
+        if self.dual is not Dual.PI:
+            return multiplier
+        gated, density = slice(layout.gated), self.message_density(clock)
+        return constraint.follow(self.shape, multiplier, before[gated], after[gated], density, self.dual_rate / self.exchanges)
 
     def tighten(self, log_alpha: Float[Tensor, " p"], layout: Layout, density: float) -> Float[Tensor, " p"]:
         """The exact dual: one shift of all log_alpha that makes the constraint tight."""

@@ -48,6 +48,10 @@ FEW = 0.075
 """Rows a round has for each weight, below which the first choice of a support is little better than chance (decision H8)."""
 TRIAL = 0.5
 """Weights then on trial when the search begins, over those the model keeps."""
+SETTLED = 0.25
+"""Where the server's rate ends while polishing, unless rows are few: what still moves there is mostly noise (decision H16)."""
+WIDE = 10
+"""Weights a message holds at first, over those the model keeps, where so few are kept that weights travel (decision H17)."""
 
 
 class Uplink(StrEnum):
@@ -105,6 +109,8 @@ class Sieve(Method):
     memory: float = 0.98
     gate_rate: float = 0.3
     """step of log_alpha along the saliency, in units of its root mean square"""
+    schedule: Schedule | None = None
+    """how the density of messages falls to its target (none: constant; up to .01, no uplink set, cubic from ten times the density)"""
     uplink: Uplink | None = None
     """what clients send while searching (none: signs of many updates, or the largest weights at densities up to .01)"""
     reach: float = 4.0
@@ -148,6 +154,20 @@ class Sieve(Method):
         return target + max(free - target, 0.0) * (1 - done**FALL)
 
     @property
+    def falling(self) -> tuple[Schedule, float]:
+        """By rule messages are wide at first where weights travel by rule: a choice among many alike has to see them."""
+        if self.schedule is not None:
+            return super().falling
+        if self.uplink is None and self.travels is Uplink.WEIGHTS:
+            return Schedule.CUBIC, min(WIDE * self.density, 1.0)
+        return Schedule.CONSTANT, self.start_density
+
+    @property
+    def falls(self) -> bool:
+        """Whether messages begin wider than they end."""
+        return self.falling[0] is not Schedule.CONSTANT
+
+    @property
     def travels(self) -> Uplink:
         """What clients send while searching."""
         return self.uplink or (Uplink.WEIGHTS if self.density <= SPARSEST else Uplink.UPDATES)
@@ -158,9 +178,11 @@ class Sieve(Method):
         return 0 < float(server.rows) < least * server.layout.gated
 
     def boldness(self, server: Server, replies: int, clock: Clock) -> float:
-        """The server's rate: more along signs, in proportion to how well so many know the mean; once the support is found, 1."""
+        """The server's rate: more along signs, in proportion to how well so many know the mean; then 1, falling where rows suffice."""
         if not self.searching(clock):
-            return 1.0
+            found = self.searched * clock.rounds
+            done = (clock.round - found) / (clock.rounds - found)
+            return 1.0 if self.fewer_rows(server, FEW) else 1 + (SETTLED - 1) * done
         if self.travels is Uplink.WEIGHTS:
             return self.server_rate
         bold = FROM_FEW_ROWS if self.fewer_rows(server, THIN) else ALONG_SIGNS
@@ -173,7 +195,7 @@ class Sieve(Method):
         stay. A falling schedule is such a trial itself; where weights travel, clients would send those on trial too.
         """
         density = self.message_density(clock)
-        if not self.fewer_rows(server, FEW) or self.schedule is not Schedule.CONSTANT or self.travels is Uplink.WEIGHTS:
+        if not self.fewer_rows(server, FEW) or self.falls or self.travels is Uplink.WEIGHTS:
             return density
         left = max(1 - clock.round / (self.searched * clock.rounds), 0.0)
         return min(density * (1 + TRIAL * left), 1.0)
@@ -236,7 +258,7 @@ class Sieve(Method):
     @property
     def projects(self) -> bool:
         """Where weights travel under a falling schedule, a local step keeps only as many as the message holds (decision H9)."""
-        return self.travels is Uplink.WEIGHTS and self.schedule is not Schedule.CONSTANT
+        return self.travels is Uplink.WEIGHTS and self.falls
 
     def projected(
         self, weights: Float[Tensor, "k n"], log_alpha: Float[Tensor, "k n"], whole: Layout, layout: Layout, clock: Clock

@@ -1,6 +1,7 @@
 """The L0 density constraint, sum_j P(z_j != 0) <= rho |theta|, and its multiplier."""
 
 from enum import StrEnum
+from math import log
 
 import torch
 from jaxtyping import Float
@@ -24,6 +25,8 @@ class Dual(StrEnum):
 
     ASCENT = "ascent"
     """gradient ascent with restart (L138)"""
+    PI = "pi"
+    """raised by how far density is above its target, in logarithms, and by how it changes; below 0 it opens gates (decision B5)"""
     EXACT = "exact"
     """the shift of log_alpha that makes the constraint tight, by bisection (decision B4)"""
     OFF = "off"
@@ -129,6 +132,22 @@ def dual_step(
         fast.dual_step(*at(log_alpha, multiplier, found), len(log_alpha), shape.offset, density, rate)
         return found
     return ascend(multiplier, gap(shape, log_alpha, density), rate)
+
+
+def follow(
+    shape: HardConcrete,
+    multiplier: Float[Tensor, ""],
+    before: Float[Tensor, " n"],
+    after: Float[Tensor, " n"],
+    density: float,
+    rate: float,
+) -> Float[Tensor, ""]:
+    """lambda + eta log(d / rho) + log(d / d before): a controller's integral and proportional part, without memory of its own (B5).
+
+    Logarithms make a density twice too high the same error at every target; the second term brakes a density that already falls.
+    """
+    was, now = (active_probability(shape, gates).mean().log() for gates in (before, after))
+    return multiplier + rate * (now - log(density)) + (now - was)
 
 
 def exact_shift(

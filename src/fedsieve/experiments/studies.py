@@ -15,6 +15,8 @@ from fedsieve.experiments.study import Cell, Study
 FALLING = {"dual": Dual.EXACT, "schedule": Schedule.CUBIC, "start_density": 0.98, "schedule_end": 0.8}
 """The exact dual on a target that falls while gates learn, fast enough to part: at once on its target it closes all gates alike."""
 FALLING_FLOPS = FALLING | {"schedule_start": 0.2, "gate_rate": 0.1}
+FOLLOWING = FALLING_FLOPS | {"dual": Dual.PI, "dual_rate": 1.0}
+"""The best ascent found: a controller on the same falling target (decision B5)."""
 FALLING_PA = FALLING | {"gate_rate": 1.0, "step_gates": GateNoise.SAMPLED}
 """Its messages follow the target: they are denser while it falls."""
 DENSITIES = (0.5, 0.2, 0.05, 0.01, 0.005)
@@ -36,6 +38,7 @@ def constraint(scale: Scale) -> Study:
                 inert = {"constraint": Form.PAPER, "dual_rate": exchanges / scale.features}
                 cells.append(_cell(scale, task, "flops", "the paper's dual", target, start, gates | inert))
                 cells.append(_cell(scale, task, "flops", "ascent in counts", target, start, gates))
+                cells.append(_cell(scale, task, "flops", "controlled ascent, falling target", target, start, gates | FOLLOWING))
                 cells.append(_cell(scale, task, "flops", "exact dual", target, start, gates | {"dual": Dual.EXACT}))
                 cells.append(_cell(scale, task, "flops", "exact dual, falling target", target, start, gates | FALLING_FLOPS))
                 cells.append(_cell(scale, task, "flops-pa", "exact dual", target, start, gates | {"dual": Dual.EXACT}))
