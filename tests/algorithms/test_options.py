@@ -34,7 +34,7 @@ OTHER = {
     "memory": ({}, 0.33),
 }
 """What else is set, and another value; None: the one of two that is not the method's own."""
-SWAPPED = {"step_rule": (StepRule.CONSTANT, StepRule.POLYAK), "schedule": (Schedule.CUBIC, Schedule.CONSTANT)}
+SWAPPED = {"step_rule": (StepRule.CONSTANT, StepRule.POLYAK), "schedule": (Schedule.CONSTANT, Schedule.CUBIC)}
 
 
 def outcome(method, **options):

@@ -144,20 +144,17 @@ def test_with_rows_enough_or_unknown_the_servers_rate_falls_to_a_quarter_while_p
     assert all(later < earlier for earlier, later in zip(rates, rates[1:], strict=False))
 
 
-def densities(**options):
-    sieve = Sieve(**{"density": 0.01, **options})
-    return [round(sieve.message_density(Clock(number, 10)), 3) for number in (0, 2, 5, 9)]
-
-
-def test_messages_begin_ten_times_as_wide_where_weights_travel_by_rule_and_only_there():
-    assert densities() == [0.1, 0.029, 0.01, 0.01]
-    assert densities(density=0.005)[0] == 0.05
-    assert densities(density=0.02) == [0.02] * 4
-    for typed in ({"schedule": Schedule.CONSTANT}, {"uplink": Uplink.WEIGHTS}, {"uplink": Uplink.UPDATES}):
-        assert densities(**typed) == [0.01] * 4
-    assert densities(schedule=Schedule.CUBIC, start_density=0.3)[0] == 0.3
-    assert Sieve(density=0.01).projects and Sieve(density=0.01).turns["schedule ends"] == 0.5
-    assert "schedule ends" not in Sieve(density=0.02).turns
+@pytest.mark.parametrize("typed", [{"uplink": Uplink.WEIGHTS}, {"density": 0.02, "uplink": Uplink.WEIGHTS}, {"density": 0.02}])
+def test_steps_are_a_quarter_as_long_where_weights_travel_by_rule_and_only_there(typed):
+    gentle, usual = replace(SIEVE, density=0.01), replace(SIEVE, **{"density": 0.01, **typed})
+    _, _, client = begun()
+    moved = {}
+    for sieve in (gentle, usual):
+        after = stepped(client, steps=1, sieve=replace(sieve, reach=1.0))
+        rms = total_kept(sieve.message_budget(MODEL.layout, SEARCH)) ** 0.5
+        moved[sieve] = after.weights - client.weights, (after.log_alpha - client.log_alpha) / rms
+    for short, full in zip(moved[gentle], moved[usual], strict=True):
+        torch.testing.assert_close(4 * short, full)
 
 
 def carried(sieve, rows=8.0):

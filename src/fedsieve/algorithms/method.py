@@ -91,7 +91,7 @@ class Method:
         above_zero(rate=self.rate, final_rate=self.final_rate, clip=self.clip, server_rate=self.server_rate)
         fraction(start_density=self.start_density, final_rate=self.final_rate, server_momentum=self.server_momentum)
         fraction(schedule_start=self.schedule_start, schedule_end=self.schedule_end)
-        if self.falling[0] is not Schedule.CONSTANT and not self.schedule_start < self.schedule_end:
+        if self.schedule is not Schedule.CONSTANT and not self.schedule_start < self.schedule_end:
             raise ValueError(
                 f"algorithm.schedule-start {self.schedule_start:g} must be before algorithm.schedule-end {self.schedule_end:g}"
             )
@@ -151,14 +151,9 @@ class Method:
         return optimizers.cosine(clock.round / clock.rounds, self.final_rate)
 
     @property
-    def falling(self) -> tuple[Schedule, float]:
-        """How the density of messages falls, and from where."""
-        return self.schedule, self.start_density
-
-    @property
     def turns(self) -> dict[str, float]:
         """The parts of the rounds after which the method changes what it does, by what happens there."""
-        if self.falling[0] is Schedule.CONSTANT:
+        if self.schedule is Schedule.CONSTANT:
             return {}
         return {"schedule begins": self.schedule_start, "schedule ends": self.schedule_end}
 
@@ -168,8 +163,7 @@ class Method:
             return 1.0
         begin = self.schedule_start * clock.rounds
         progress = (clock.round - begin) / max(self.schedule_end * clock.rounds - begin, 1)
-        kind, first = self.falling
-        return selection.scheduled_density(self.density, max(first, self.density), max(progress, 0.0), kind)
+        return selection.scheduled_density(self.density, max(self.start_density, self.density), max(progress, 0.0), self.schedule)
 
     def message_budget(self, layout: Layout, clock: Clock) -> Budget:
         """How many weights each layer may send this round."""

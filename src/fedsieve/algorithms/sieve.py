@@ -50,8 +50,8 @@ TRIAL = 0.5
 """Weights then on trial when the search begins, over those the model keeps."""
 SETTLED = 0.25
 """Where the server's rate ends while polishing, unless rows are few: what still moves there is mostly noise (decision H16)."""
-WIDE = 10
-"""Weights a message holds at first, over those the model keeps, where so few are kept that weights travel (decision H17)."""
+GENTLE = 0.25
+"""Steps of weights and gates, over their rates, where so few weights are kept that weights travel by rule (decision H17)."""
 
 
 class Uplink(StrEnum):
@@ -109,8 +109,6 @@ class Sieve(Method):
     memory: float = 0.98
     gate_rate: float = 0.3
     """step of log_alpha along the saliency, in units of its root mean square"""
-    schedule: Schedule | None = None
-    """how the density of messages falls to its target (none: constant; up to .01, no uplink set, cubic from ten times the density)"""
     uplink: Uplink | None = None
     """what clients send while searching (none: signs of many updates, or the largest weights at densities up to .01)"""
     reach: float = 4.0
@@ -154,23 +152,14 @@ class Sieve(Method):
         return target + max(free - target, 0.0) * (1 - done**FALL)
 
     @property
-    def falling(self) -> tuple[Schedule, float]:
-        """By rule messages are wide at first where weights travel by rule: a choice among many alike has to see them."""
-        if self.schedule is not None:
-            return super().falling
-        if self.uplink is None and self.travels is Uplink.WEIGHTS:
-            return Schedule.CUBIC, min(WIDE * self.density, 1.0)
-        return Schedule.CONSTANT, self.start_density
-
-    @property
-    def falls(self) -> bool:
-        """Whether messages begin wider than they end."""
-        return self.falling[0] is not Schedule.CONSTANT
-
-    @property
     def travels(self) -> Uplink:
         """What clients send while searching."""
         return self.uplink or (Uplink.WEIGHTS if self.density <= SPARSEST else Uplink.UPDATES)
+
+    @property
+    def pace(self) -> float:
+        """Of steps of weights and gates: gentle where a model keeps so few that its loss stays far from 0, which Polyak's step aims at."""
+        return GENTLE if self.uplink is None and self.travels is Uplink.WEIGHTS else 1.0
 
     @staticmethod
     def fewer_rows(server: Server, least: float) -> bool:
@@ -195,7 +184,7 @@ class Sieve(Method):
         stay. A falling schedule is such a trial itself; where weights travel, clients would send those on trial too.
         """
         density = self.message_density(clock)
-        if not self.fewer_rows(server, FEW) or self.falls or self.travels is Uplink.WEIGHTS:
+        if not self.fewer_rows(server, FEW) or self.schedule is not Schedule.CONSTANT or self.travels is Uplink.WEIGHTS:
             return density
         left = max(1 - clock.round / (self.searched * clock.rounds), 0.0)
         return min(density * (1 + TRIAL * left), 1.0)
@@ -233,7 +222,7 @@ class Sieve(Method):
         return Client(weights, opened(log_alpha, layout), packet, layout)
 
     def client_step(self, objective: Objective, client: Client, batch: Batch, clock: Clock, draw: Draw) -> Client:
-        """theta~ -= eta z g; phi -= gate_rate * saliency / rms, saliency = theta~ g, rms over m entries.
+        """theta~ -= eta z g; phi -= gate_rate * saliency / rms, saliency = theta~ g, rms over m entries; both at the method's pace.
 
         Polyak's step divides by the whole gradient, also where gates are shut: by z g it would grow manyfold as they close.
         """
@@ -241,12 +230,12 @@ class Sieve(Method):
         noise = selection.one_per_group(draw("gates", client.log_alpha.shape[-1]), layout.groups)
         gate = gates.sample(self.shape, client.log_alpha, noise).value
         loss, gradient = objective.gradient(client.weights * gate, batch)
-        size = self.step_size(loss, gradient, batch, clock)
+        size = self.pace * self.step_size(loss, gradient, batch, clock)
         gradient = optimizers.clipped(gradient, self.clip)
         saliency = selection.shared(client.weights * gradient, layout.groups)
         kept = total_kept(self.message_budget(client.layout, clock))
         rms = (saliency.square().sum(-1, keepdim=True) / kept).sqrt().clamp_min(torch.finfo(saliency.dtype).tiny)
-        log_alpha = (client.log_alpha - self.gate_rate * saliency / rms).clamp(-ROUND_LIMIT, ROUND_LIMIT)
+        log_alpha = (client.log_alpha - self.pace * self.gate_rate * saliency / rms).clamp(-ROUND_LIMIT, ROUND_LIMIT)
         if self.ending is Ending.FROZEN and not self.searching(clock):
             log_alpha = client.log_alpha
         log_alpha = opened(log_alpha, layout)
@@ -258,7 +247,7 @@ class Sieve(Method):
     @property
     def projects(self) -> bool:
         """Where weights travel under a falling schedule, a local step keeps only as many as the message holds (decision H9)."""
-        return self.travels is Uplink.WEIGHTS and self.falls
+        return self.travels is Uplink.WEIGHTS and self.schedule is not Schedule.CONSTANT
 
     def projected(
         self, weights: Float[Tensor, "k n"], log_alpha: Float[Tensor, "k n"], whole: Layout, layout: Layout, clock: Clock

@@ -30,7 +30,7 @@ def configurations(method: Method, budget: int, fixed: frozenset[str] = frozense
     found: list[dict[str, Any]] = [{}]
     for factor, batch, falling in product(FACTORS, (method.batch, *BATCHES), (False, True)):
         options = {rate: factor * getattr(method, rate), "batch": batch}
-        options |= FALLING if falling else {} if method.schedule is None else {"schedule": Schedule.CONSTANT}
+        options |= FALLING if falling else {"schedule": Schedule.CONSTANT}
         changed = {name: value for name, value in options.items() if name in method.offered() - fixed and value != getattr(method, name)}
         if changed not in found:
             found.append(changed)
@@ -52,7 +52,7 @@ def best(rows: Sequence[Row]) -> dict[str, Any]:
 
 def restored(method: Method, options: Mapping[str, Any]) -> Method:
     """A method with options that were stored as plain values."""
-    kinds = {field.name: type(getattr(method, field.name)) for field in fields(method)} | {"schedule": Schedule}
+    kinds = {field.name: type(getattr(method, field.name)) for field in fields(method)}
     return replace(method, **{name: kinds[name](value) if isinstance(value, str) else value for name, value in options.items()})
 
 
