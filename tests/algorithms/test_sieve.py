@@ -222,6 +222,20 @@ def test_the_expected_density_is_the_one_asked_for_when_the_search_ends(ending, 
     assert rows[0]["expected_density"] > density
 
 
+@pytest.mark.parametrize(
+    ("sieve", "beside"), [(SIEVE, True), (replace(SIEVE, ending=Ending.FROZEN), False), (replace(SIEVE, uplink=Uplink.WEIGHTS), False)]
+)
+def test_while_updates_are_polished_other_weights_of_a_client_move_too_and_stay_with_it(sieve, beside):
+    shut = torch.tensor([8.0, -12.0], dtype=torch.float64)
+    _, packet, client = begun(POLISH)
+    kept = packet.mask(torch.float64) > 0
+    client = client._replace(log_alpha=torch.where(kept, *shut)[None])
+    after = stepped(client, POLISH, steps=2, sieve=sieve)
+    assert bool((after.weights[0, ~kept] != 0).all()) is beside
+    assert (after.weights[0, kept] != client.weights[0, kept]).all()
+    assert torch.equal(sieve.client_reply(after, POLISH, draw(step=4)).support[0], packet.support)
+
+
 @pytest.mark.usefixtures("few_test_rows")
 def test_weights_may_travel_instead_of_updates():
     data = Synthetic(rows=400, features=100, true_density=0.1)

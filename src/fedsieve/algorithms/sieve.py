@@ -227,8 +227,7 @@ class Sieve(Method):
         Polyak's step divides by the whole gradient, also where gates are shut: by z g it would grow manyfold as they close.
         """
         layout = objective.layout
-        noise = selection.one_per_group(draw("gates", client.log_alpha.shape[-1]), layout.groups)
-        gate = gates.sample(self.shape, client.log_alpha, noise).value
+        gate = self.gate(client.log_alpha, layout, clock, draw)
         loss, gradient = objective.gradient(client.weights * gate, batch)
         size = self.pace * self.step_size(loss, gradient, batch, clock)
         gradient = optimizers.clipped(gradient, self.clip)
@@ -243,6 +242,13 @@ class Sieve(Method):
         if self.projects:
             weights = self.projected(weights, log_alpha, client.layout, layout, clock)
         return client._replace(weights=weights, log_alpha=log_alpha)
+
+    def gate(self, log_alpha: Float[Tensor, "k n"], layout: Layout, clock: Clock, draw: Draw) -> Float[Tensor, "k n"]:
+        """Sampled; while the support is polished, all open: other weights take up what is a client's own (decision H18)."""
+        if self.ending is Ending.EXACT and self.uplink is not Uplink.WEIGHTS and not self.searching(clock):
+            return torch.ones_like(log_alpha)
+        noise = selection.one_per_group(draw("gates", log_alpha.shape[-1]), layout.groups)
+        return gates.sample(self.shape, log_alpha, noise).value
 
     @property
     def projects(self) -> bool:
