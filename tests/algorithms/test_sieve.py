@@ -223,9 +223,15 @@ def test_the_expected_density_is_the_one_asked_for_when_the_search_ends(ending, 
 
 
 @pytest.mark.parametrize(
-    ("sieve", "beside"), [(SIEVE, True), (replace(SIEVE, ending=Ending.FROZEN), False), (replace(SIEVE, uplink=Uplink.WEIGHTS), False)]
+    ("sieve", "beside"),
+    [
+        (SIEVE, True),
+        (replace(SIEVE, ending=Ending.FROZEN), False),
+        (replace(SIEVE, uplink=Uplink.WEIGHTS), False),
+        (replace(SIEVE, density=0.2, search=0.8), False),
+    ],
 )
-def test_while_updates_are_polished_other_weights_of_a_client_move_too_and_stay_with_it(sieve, beside):
+def test_while_the_support_is_polished_other_weights_of_a_client_move_too_and_stay_with_it(sieve, beside):
     shut = torch.tensor([8.0, -12.0], dtype=torch.float64)
     _, packet, client = begun(POLISH)
     kept = packet.mask(torch.float64) > 0

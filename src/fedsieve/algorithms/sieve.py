@@ -245,7 +245,8 @@ class Sieve(Method):
 
     def gate(self, log_alpha: Float[Tensor, "k n"], layout: Layout, clock: Clock, draw: Draw) -> Float[Tensor, "k n"]:
         """Sampled; while the support is polished, all open: other weights take up what is a client's own (decision H18)."""
-        if self.ending is Ending.EXACT and self.uplink is not Uplink.WEIGHTS and not self.searching(clock):
+        alone = self.ending is Ending.FROZEN or self.uplink is Uplink.WEIGHTS or self.density >= SIGNS
+        if not alone and not self.searching(clock):
             return torch.ones_like(log_alpha)
         noise = selection.one_per_group(draw("gates", log_alpha.shape[-1]), layout.groups)
         return gates.sample(self.shape, log_alpha, noise).value
