@@ -7,7 +7,8 @@ import pytest
 from fedsieve.algorithms import METHODS, algorithm_class
 from fedsieve.cli import main
 from fedsieve.core.selection import Schedule
-from fedsieve.experiments import tune
+from fedsieve.experiments import equal_bytes, tune
+from fedsieve.experiments.scale import SCALES, ScaleName
 from fedsieve.report import equal
 
 WORDS = ["--task", "lg", "--rounds", "3", "--federation.clients", "10", "--data.rows", "300", "--data.features", "40", "--density", "0.1"]
@@ -66,6 +67,40 @@ def test_methods_are_compared_at_the_bytes_of_sieve_and_the_verdict_counts_cells
     assert "in 1 of 1 cells" in equal.verdict(list(found.values()))
     ahead = [row("gradual", s, [0.85], [80]) for s in (0, 1)]
     assert "in 0 of 1 cells; at worst 0.0500 behind" in equal.verdict(equal.entries(rows + ahead))
+
+
+def test_a_rival_takes_part_with_what_was_best_after_all_rounds_and_with_what_was_best_at_the_bytes_of_sieve():
+    def trial(method, options, curve, spent):
+        found = row(method, 100, curve, spent)
+        return found | {"label": {"task": "lr", "method": method, "options": json.dumps(options)}}
+
+    rows = [trial("sieve", {}, [0.7, 0.8], [50, 100]), trial("sieve", {"rate": 1.0}, [0.6, 0.7], [40, 80])]
+    rows += [trial("fed-iter-ht", {}, [0.7, 0.75], [50, 100]), trial("fed-iter-ht", {"batch": 32}, [0.3, 0.9], [90, 180])]
+    rows += [trial("flops-pa", {}, [0.7, 0.75], [500, 1000]), trial("flops-pa", {"batch": 32}, [0.3, 0.9], [900, 1800])]
+    assert equal_bytes.chosen(rows) == {
+        "lr sieve": {},
+        "lr fed-iter-ht": {"batch": 32},
+        "lr fed-iter-ht, thrifty": {},
+        "lr fed-iter-ht, 4 bits": {"batch": 32, "bits": 4},
+        "lr flops-pa": {"batch": 32},
+        "lr flops-pa, thrifty": {},
+    }
+
+
+def test_real_data_is_part_of_the_study_in_full_and_in_short_with_what_was_chosen():
+    short = SCALES[ScaleName.SHORT]
+    tried = equal_bytes.tuning(short).cells
+    settings = {f"{cell.label['task']} {cell.label['method']}": {"batch": 16} for cell in tried}
+    cells = equal_bytes.equal_bytes(short, settings).cells
+    assert {cell.label["task"] for cell in cells} == {"lr", "lg", "mc", *equal_bytes.REAL}
+    runs = {(cell.label["task"], cell.label["factor"]): cell.run(cell.seeds[0]) for cell in cells if cell.label["method"] == "sieve"}
+    assert all(run.algorithm.batch == 16 for run in runs.values())
+    assert runs["mnist", "density .01"].density == 0.01 and runs["mnist", "density .01"].rounds == 100
+    assert runs["emnist", "density .05"].federation.clients == 1000 and runs["emnist", "density .05"].rounds == 50
+    assert {len(cell.seeds) for cell in cells if cell.label["task"] in ("lr", "lg")} == {10}
+    assert all(
+        cell.run(100).rounds == (100 if cell.label["task"] == "mnist" else 16) for cell in tried if cell.label["task"] in equal_bytes.REAL
+    )
 
 
 @pytest.mark.long

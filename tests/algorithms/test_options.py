@@ -22,7 +22,7 @@ OTHER = {
     "final_rate": ({}, 0.5),
     "step_rule": ({"rate": 0.01}, None),
     "clip": ({}, 0.01),
-    "bits": ({}, 4),
+    "bits": ({}, 16),
     "schedule": ({}, None),
     "start_density": (FALLING, 0.9),
     "schedule_start": (FALLING, 0.3),

@@ -32,6 +32,8 @@ class Method:
     """how many times as far as the cohort's median a reply may move; honest ones were seen to move 30 times as far"""
     holds_everywhere: ClassVar[bool] = False
     """whether the defaults of steps and schedules are one rule for all linear tasks, not to be replaced by what was tuned on one"""
+    precisions: ClassVar[tuple[int | None, ...]] = PRECISIONS
+    """bits a value may have in messages; None where the method has a rule"""
     unused: ClassVar[frozenset[str]] = frozenset()
     """options below that mean nothing to this method: it does not offer them and refuses another value"""
 
@@ -99,7 +101,7 @@ class Method:
             raise ValueError(f"tolerate must be at least 0 and below 0.5: no mean outvotes a hostile majority; got {self.tolerate:g}")
         if self.mean is not Mean.WEIGHTED and self.weights is Weighting.RIEMANNIAN:
             raise ValueError(f"weights riemannian is a mean itself and cannot go with mean {self.mean}; use examples, sqrt or uniform")
-        if self.bits not in PRECISIONS:
+        if self.bits not in self.precisions:
             raise ValueError(f"bits must be one of {', '.join(map(str, PRECISIONS))}, the precisions of a message; got {self.bits}")
 
     @classmethod

@@ -20,7 +20,7 @@ from fedsieve.core import constraint, gates, optimizers, selection
 from fedsieve.core.aggregation import Weighting
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT, HardConcrete
 from fedsieve.core.optimizers import Moments, no_moments
-from fedsieve.core.packets import Packet, round_signs, sparse_packet
+from fedsieve.core.packets import PRECISIONS, Packet, round_signs, sparse_packet
 from fedsieve.core.selection import Schedule, total_kept
 from fedsieve.core.streams import Draw
 from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
@@ -36,12 +36,14 @@ THIN = 0.4
 """Rows a round has for each weight, below which these steps are the longer ones."""
 ENOUGH = 5
 """Replies whose signs the server follows at its full rate; the mean of fewer is noisier by the root of their number, the step as short."""
-SIGNS = 0.2
+SIGNS = 0.15
 """Part of all updates whose signs are sent at most, unless the model keeps more (decision H11)."""
+COARSE, FINE = 4, 8
+"""Bits a value, unless they are typed: coarse for updates and for broadcasts that gates' noise hides, fine for others (decision H19)."""
 SPARSEST = 0.01
 """Density up to which weights travel: which of many alike are kept is decided by their size, of which signs say nothing (decision H15)."""
-LONG_SEARCH, SHORT_SEARCH = 0.8, 0.4
-"""Parts of the rounds (decision H14): where signs are sent of no more than is kept, a longer search finds little, and numbers do more."""
+LONG_SEARCH, SHARE = 0.8, 0.08
+"""Parts of the rounds: the longest search, and its length times the density; where much is kept, numbers do more than a search (H14)."""
 FALL = 4
 """The expected density falls along 1 - t^4: gates stay open for most of the search."""
 FEW = 0.075
@@ -98,6 +100,7 @@ class Sieve(Method):
     """Saliency gates, sign-coded updates while searching, an L0 constraint that holds exactly at the end."""
 
     holds_everywhere: ClassVar[bool] = True
+    precisions: ClassVar[tuple[int | None, ...]] = (*PRECISIONS, None)
     shape: ClassVar[HardConcrete] = HardConcrete()
     """the gates' distribution"""
 
@@ -109,12 +112,14 @@ class Sieve(Method):
     memory: float = 0.98
     gate_rate: float = 0.3
     """step of log_alpha along the saliency, in units of its root mean square"""
+    bits: Literal[32, 16, 8, 4] | None = None
+    """precision of the values in messages (none: 4 where updates travel, but 8 in broadcasts once the support is found; 8 elsewhere)"""
     uplink: Uplink | None = None
     """what clients send while searching (none: signs of many updates, or the largest weights at densities up to .01)"""
     reach: float = 4.0
-    """updates a client sends while searching, over the weights the model keeps; a fifth of all or as many as it keeps at most"""
+    """updates a client sends while searching, over the weights the model keeps; .15 of all or as many as it keeps at most"""
     search: float | None = None
-    """part of the rounds in which the support is searched (none: .8, or .4 where the model may keep a fifth of the weights or more)"""
+    """part of the rounds in which the support is searched (none: .8, less at densities above .1: .08 / density)"""
     ending: Ending = Ending.EXACT
     """what holds the constraint after the search: the exact dual, or a frozen support"""
 
@@ -130,10 +135,8 @@ class Sieve(Method):
 
     @property
     def searched(self) -> float:
-        """The part of the rounds in which the support is searched: a short one where replies speak of no more than the model keeps."""
-        if self.search is not None:
-            return self.search
-        return SHORT_SEARCH if self.density >= SIGNS else LONG_SEARCH
+        """The part of the rounds in which the support is searched: the shorter, the more the model keeps."""
+        return min(LONG_SEARCH, SHARE / self.density) if self.search is None else self.search
 
     @property
     def turns(self) -> dict[str, float]:
@@ -155,6 +158,15 @@ class Sieve(Method):
     def travels(self) -> Uplink:
         """What clients send while searching."""
         return self.uplink or (Uplink.WEIGHTS if self.density <= SPARSEST else Uplink.UPDATES)
+
+    @property
+    def usual_bits(self) -> int:
+        """Of replies, and of broadcasts while searching."""
+        return COARSE if self.travels is Uplink.UPDATES else FINE
+
+    def broadcast_bits(self, clock: Clock) -> int:
+        """Fine once the support is found: then rounding is the only noise there is."""
+        return self.bits or (self.usual_bits if self.searching(clock) else FINE)
 
     @property
     def pace(self) -> float:
@@ -211,7 +223,7 @@ class Sieve(Method):
     def broadcast(self, server: Server, clock: Clock, draw: Draw) -> Packet:
         """The largest m weights and those on trial, and the two log_alpha."""
         chosen = self.chosen(server.weights, server.log_alpha, server.layout, self.sent(server, clock))
-        packet = sparse_packet(selection.positions(chosen), {"weights": server.weights}, self.bits, draw)
+        packet = sparse_packet(selection.positions(chosen), {"weights": server.weights}, self.broadcast_bits(clock), draw)
         packet.scalars.update(two_means(server.log_alpha, chosen, server.layout))
         return packet
 
@@ -291,7 +303,7 @@ class Sieve(Method):
         else:
             sent = kept
         support = selection.positions(sent)
-        packet = sparse_packet(support, {self.field: vector}, self.bits, draw)
+        packet = sparse_packet(support, {self.field: vector}, self.bits or self.usual_bits, draw)
         if self.searching(clock) and self.travels is Uplink.UPDATES:
             packet.fields[self.field] = round_signs(vector.gather(-1, support))
         packet.scalars.update(two_means(client.log_alpha, kept, client.layout))

@@ -1,20 +1,22 @@
 """The equal-bytes study as data: every method, tuned with the same budget on other seeds, at the bytes that sieve needs."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from fedsieve.data.partition import Partition
 from fedsieve.experiments import paper, results, tune
 from fedsieve.experiments.catalogue import STUDIES
-from fedsieve.experiments.results import Row
+from fedsieve.experiments.results import BASE, Row
 from fedsieve.experiments.run import Counting, Federation, Run
-from fedsieve.experiments.scale import Scale, ScaleName
+from fedsieve.experiments.scale import Scale
 from fedsieve.experiments.study import Cell, Study
 
 METHODS = (
-    "sieve",
+    BASE,
     "flops-pa",
     "flops",
     "fed-iter-ht",
@@ -26,7 +28,11 @@ METHODS = (
     "random-mask",
 )
 """FedAvg is there twice: cut to the density, and before the cut, in a column of its own."""
+COARSE = ("fed-iter-ht", "fed-round-ht")
+"""Also run with four bits a value, in the settings tuned at eight."""
 TUNING_SEEDS = (100, 101)
+SECONDS, MANY = ("lr", "lg"), range(10)
+"""Tasks whose runs take seconds, and their seeds."""
 FACTORS: dict[str, dict[str, Any]] = {
     "the paper's setting": {},
     "SNR 3": {"data": {"snr": 3.0}},
@@ -43,7 +49,19 @@ FACTORS: dict[str, dict[str, Any]] = {
     "label skew": {"federation": {"partition": Partition.LABEL}},
 }
 """One factor at a time; a run's parts, replaced."""
-REAL = {"mnist": 0.05, "mnist-cnn": 0.05, "emnist": 0.05, "rcv1": 0.005}
+REAL: dict[str, dict[str, dict[str, Any]]] = {
+    "mnist": {"density .05": {}, "density .01": {"density": 0.01}},
+    "rcv1": {"density .005": {}},
+    "emnist": {"density .05": {}, "density .005": {"density": 0.005}},
+    "mnist-cnn": {"density .05": {}},
+}
+"""Real data at the densities we report, each task tuned at its first."""
+QUICK = "mnist"
+"""Its runs take seconds: it has all its rounds at every scale."""
+OUTGROWN = "flops"
+"""On real data one of its rounds, dense messages for every batch, costs more bytes than the whole run of sieve."""
+SAMPLE = 0.01
+"""Participation on EMNIST: ten of its thousand clients a round."""
 
 
 def varied(run: Run, factor: Mapping[str, Any]) -> Run:
@@ -54,53 +72,74 @@ def varied(run: Run, factor: Mapping[str, Any]) -> Run:
     return replace(run, data=data, federation=federation, density=density)
 
 
-def tasks(scale: Scale) -> tuple[str, ...]:
-    """Real data only at the paper's scale: it takes hours."""
-    return (*paper.GENERATED, *(REAL if scale.name is ScaleName.PAPER else ()))
+def pairs(scale: Scale) -> list[tuple[str, str]]:
+    """Tasks with the methods that are compared on them."""
+    generated = [(task, method) for task in paper.GENERATED for method in METHODS]
+    real = [(task, method) for task in REAL for method in METHODS if method != OUTGROWN]
+    return generated if scale.tiny else generated + real
 
 
 def base(scale: Scale, task: str, method: str) -> Run:
-    """A method on a task, with its defaults there."""
+    """A method on a task, with its defaults there; on real data the rounds of the scale."""
     if task in paper.GENERATED:
         return paper.generated(scale, task, method)(0)
-    return Run(task=task, method=method, density=REAL[task], bytes=Counting.SAMPLED, federation=Federation())
+    federation = Federation(participation=SAMPLE) if task == "emnist" else Federation()
+    rounds = None if task == QUICK else scale.real_rounds
+    return Run(task=task, method=method, rounds=rounds, bytes=Counting.SAMPLED, federation=federation)
 
 
 def tuning(scale: Scale) -> Study:
-    """The same number of configurations for every method and task, on held-out rows of other seeds."""
+    """The same number of configurations for every method and task, on held-out rows of other seeds; slow tasks in a third of the rounds."""
     budget = 2 if scale.tiny else tune.SIZE
     found: list[Cell] = []
-    for task in tasks(scale):
-        for method in METHODS:
-            found += tune.cells(base(scale, task, method), budget, TUNING_SEEDS, {"task": task, "method": method})
+    for task, method in pairs(scale):
+        run, seeds = base(scale, task, method), TUNING_SEEDS
+        if task in REAL:
+            run, seeds = run if task == QUICK else replace(run, rounds=run.rounds // 3), TUNING_SEEDS[:1]
+        found += tune.cells(run, budget, seeds, {"task": task, "method": method})
     return Study(name="tuning", about="settings on held-out rows of seeds 100 and 101", cells=found, scale=scale.name.value)
 
 
+def seeds_of(scale: Scale, task: str) -> Sequence[int]:
+    """Ten where a run takes seconds, three elsewhere."""
+    if task in REAL:
+        return scale.real_seeds
+    return MANY if task in SECONDS and not scale.tiny else scale.sweep_seeds
+
+
 def chosen(rows: list[Row]) -> dict[str, dict[str, Any]]:
-    """What each method uses on each task, from the tuning's rows."""
+    """What runs on each task and in which settings, from the tuning's rows.
+
+    A method takes part with what was best after all rounds, and again, as thrifty, with what was best at the bytes of sieve's best.
+    """
     found: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        place = f"{row['label']['task']} {row['label']['method']}"
-        if place not in found:
-            same = results.where(rows, task=row["label"]["task"], method=row["label"]["method"])
-            found[place] = tune.best(same)
+    limit = np.inf
+    for place in dict.fromkeys((row["label"]["task"], row["label"]["method"]) for row in rows):
+        trials = results.where(rows, task=place[0], method=place[1])
+        name, best = " ".join(place), tune.best(trials)
+        found[name] = best
+        if place[1] == BASE:
+            limit = float(np.mean([row["curves"]["bytes"][-1] for row in results.where(trials, options=json.dumps(best))]))
+        elif (thrifty := tune.best(trials, limit)) != best:
+            found[f"{name}, thrifty"] = thrifty
+        if place[1] in COARSE:
+            found[f"{name}, 4 bits"] = best | {"bits": 4}
     return found
 
 
 def equal_bytes(scale: Scale, settings: Mapping[str, Mapping[str, Any]]) -> Study:
-    """All factors on the generated tasks, the tasks themselves elsewhere."""
+    """All factors on the generated tasks, a density or two elsewhere."""
     found: list[Cell] = []
-    for task in tasks(scale):
-        generated = task in paper.GENERATED
-        for name, factor in FACTORS.items() if generated else [("its own setting", {})]:
+    for place, options in settings.items():
+        task, entrant = place.split(" ", 1)
+        plain = base(scale, task, entrant.split(",")[0])
+        tuned = replace(plain, algorithm=tune.restored(plain.algorithm, options))
+        for name, factor in REAL.get(task, FACTORS).items():
             if scale.tiny and name not in ("the paper's setting", "density .2"):
                 continue
             if task == "lr" and name == "label skew":
                 continue  # a regression has no labels
-            seeds = scale.seeds if name == "the paper's setting" else scale.sweep_seeds
-            for method in METHODS:
-                plain = base(scale, task, method)
-                run = varied(replace(plain, algorithm=tune.restored(plain.algorithm, settings[f"{task} {method}"])), factor)
-                label = {"task": task, "factor": name, "method": method, "options": json.dumps(settings[f"{task} {method}"])}
-                found.append(Cell(label=label, run=lambda seed, run=run: replace(run, seed=seed), seeds=seeds if generated else range(3)))
+            label = {"task": task, "factor": name, "method": entrant, "options": json.dumps(options)}
+            run = varied(tuned, factor)
+            found.append(Cell(label=label, run=lambda seed, run=run: replace(run, seed=seed), seeds=seeds_of(scale, task)))
     return Study(name="equal-bytes", about=STUDIES["equal-bytes"], cells=found, scale=scale.name.value)

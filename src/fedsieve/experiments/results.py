@@ -12,6 +12,8 @@ from fedsieve.experiments.store import FolderError, replace
 ROWS, PLAN = "rows.jsonl", "study.json"
 DONE, DIVERGED, FAILED = "done", "diverged", "failed"
 """A run that diverged would do so again and is not repeated; one that failed for another reason is tried again."""
+BASE = "sieve"
+"""The method at whose bytes the others are read in `equal-bytes`."""
 
 Row = dict[str, Any]
 
@@ -111,6 +113,13 @@ def difference(rows: Iterable[Row], base: Iterable[Row], name: str) -> dict[str,
 def seeds_of(rows: Iterable[Row]) -> list[int]:
     """The seeds, each once."""
     return sorted({row["seed"] for row in rows})
+
+
+def at_bytes(row: Row, limit: float) -> float | None:
+    """The metric after the last round that `limit` bytes pay for."""
+    curves = row["curves"]
+    paid = [value for value, spent in zip(curves[row["metric"]], curves["bytes"], strict=True) if spent <= limit and value is not None]
+    return paid[-1] if paid else None
 
 
 def curve(row: Row, name: str) -> Sequence[float | None] | None:

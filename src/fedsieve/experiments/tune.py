@@ -42,11 +42,12 @@ def trial(run: Run, options: Mapping[str, Any]) -> Run:
     return replace(run, judge=Judge.VALIDATION, algorithm=replace(run.algorithm, **options))
 
 
-def best(rows: Sequence[Row]) -> dict[str, Any]:
-    """Of the trials of one run, the options with the highest mean on held-out rows; one that diverged is no candidate."""
+def best(rows: Sequence[Row], limit: float = np.inf) -> dict[str, Any]:
+    """Of the trials of one run, the options with the highest mean on held-out rows at so many bytes; one that diverged is no candidate."""
     scores: dict[str, list[float]] = {}
     for row in rows:
-        scores.setdefault(row["label"]["options"], []).append(row["values"]["value"] if row["state"] == results.DONE else -np.inf)
+        value = results.at_bytes(row, limit) if row["state"] == results.DONE else None
+        scores.setdefault(row["label"]["options"], []).append(-np.inf if value is None else value)
     return json.loads(max(scores, key=lambda options: float(np.mean(scores[options]))))
 
 

@@ -6,18 +6,11 @@ from typing import Any
 import numpy as np
 
 from fedsieve.experiments import results
-from fedsieve.experiments.results import Row
+from fedsieve.experiments.results import BASE, Row
 from fedsieve.report.style import METRICS, TASKS, band, called, count, figure, floor, legend, look, panels_of
 
-BASE = "sieve"
 DENSE = ("fed-avg", "fed-ht")
 """Methods with dense messages: shown, but no sparse rivals at equal bytes."""
-
-
-def at_equal_bytes(row: Row, limit: float) -> float | None:
-    """The metric after the last round that `limit` bytes pay for."""
-    paid = [value for value, spent in zip(row["curves"][row["metric"]], row["curves"]["bytes"], strict=True) if spent <= limit]
-    return paid[-1] if paid else None
 
 
 def entries(rows: list[Row]) -> list[dict[str, Any]]:
@@ -29,7 +22,7 @@ def entries(rows: list[Row]) -> list[dict[str, Any]]:
         for method in dict.fromkeys(row["label"]["method"] for row in part):
             own = {row["seed"]: row for row in results.where(part, method=method)}
             seeds = sorted(own.keys() & base.keys())
-            values = [at_equal_bytes(own[seed], base[seed]["curves"]["bytes"][-1]) for seed in seeds]
+            values = [results.at_bytes(own[seed], base[seed]["curves"]["bytes"][-1]) for seed in seeds]
             difference = results.paired(values, [base[seed]["curves"][base[seed]["metric"]][-1] for seed in seeds])
             found.append(
                 {
