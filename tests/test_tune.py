@@ -74,7 +74,7 @@ def test_a_rival_takes_part_with_what_was_best_after_all_rounds_and_with_what_wa
         found = row(method, 100, curve, spent)
         return found | {"label": {"task": "lr", "method": method, "options": json.dumps(options)}}
 
-    rows = [trial("sieve", {}, [0.7, 0.8], [50, 100]), trial("sieve", {"rate": 1.0}, [0.6, 0.7], [40, 80])]
+    rows = [trial("sieve", {}, [0.7, 0.8], [50, 100])]
     rows += [trial("fed-iter-ht", {}, [0.7, 0.75], [50, 100]), trial("fed-iter-ht", {"batch": 32}, [0.3, 0.9], [90, 180])]
     rows += [trial("flops-pa", {}, [0.7, 0.75], [500, 1000]), trial("flops-pa", {"batch": 32}, [0.3, 0.9], [900, 1800])]
     assert equal_bytes.chosen(rows) == {

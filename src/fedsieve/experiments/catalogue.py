@@ -14,7 +14,7 @@ PAPER = {
     "starts": "claim (L140, L607): dense and sparse starts, scaling rate and prune start, FLoPS and FLoPS-PA",
 }
 OWN = {
-    "equal-bytes": "every method, tuned alike on other seeds, at the bytes sieve needs: who leads where, and by how much",
+    "equal-bytes": "sieve as it comes, rivals tuned alike on other seeds, at the bytes sieve needs: who leads where, and by how much",
     "hostile": "accuracy and TDR with 0 to 30 % of the clients lying or broken, under the plain and the robust means",
     "constraint": "density and multiplier per round without log-alpha scaling: does the L0 constraint hold by itself?",
 }
