@@ -67,6 +67,8 @@ def test_methods_are_compared_at_the_bytes_of_sieve_and_the_verdict_counts_cells
     assert "in 1 of 1 cells" in equal.verdict(list(found.values()))
     ahead = [row("gradual", s, [0.85], [80]) for s in (0, 1)]
     assert "in 0 of 1 cells; at worst 0.0500 behind" in equal.verdict(equal.entries(rows + ahead))
+    dense = [row("fed-ht, thrifty", s, [0.95], [80]) for s in (0, 1)]
+    assert "in 1 of 1 cells" in equal.verdict(equal.entries(rows + dense))
 
 
 def test_a_rival_takes_part_with_what_was_best_after_all_rounds_and_with_what_was_best_at_the_bytes_of_sieve():

@@ -159,14 +159,9 @@ class Sieve(Method):
         """What clients send while searching."""
         return self.uplink or (Uplink.WEIGHTS if self.density <= SPARSEST else Uplink.UPDATES)
 
-    @property
-    def usual_bits(self) -> int:
-        """Of replies, and of broadcasts while searching."""
-        return COARSE if self.travels is Uplink.UPDATES else FINE
-
-    def broadcast_bits(self, clock: Clock) -> int:
-        """Fine once the support is found: then rounding is the only noise there is."""
-        return self.bits or (self.usual_bits if self.searching(clock) else FINE)
+    def precision(self, *, fine: bool) -> int:
+        """Bits a value; a broadcast is fine once the support is found: then rounding is the only noise there is."""
+        return self.bits or (COARSE if self.travels is Uplink.UPDATES and not fine else FINE)
 
     @property
     def pace(self) -> float:
@@ -223,7 +218,9 @@ class Sieve(Method):
     def broadcast(self, server: Server, clock: Clock, draw: Draw) -> Packet:
         """The largest m weights and those on trial, and the two log_alpha."""
         chosen = self.chosen(server.weights, server.log_alpha, server.layout, self.sent(server, clock))
-        packet = sparse_packet(selection.positions(chosen), {"weights": server.weights}, self.broadcast_bits(clock), draw)
+        packet = sparse_packet(
+            selection.positions(chosen), {"weights": server.weights}, self.precision(fine=not self.searching(clock)), draw
+        )
         packet.scalars.update(two_means(server.log_alpha, chosen, server.layout))
         return packet
 
@@ -303,7 +300,7 @@ class Sieve(Method):
         else:
             sent = kept
         support = selection.positions(sent)
-        packet = sparse_packet(support, {self.field: vector}, self.bits or self.usual_bits, draw)
+        packet = sparse_packet(support, {self.field: vector}, self.precision(fine=False), draw)
         if self.searching(clock) and self.travels is Uplink.UPDATES:
             packet.fields[self.field] = round_signs(vector.gather(-1, support))
         packet.scalars.update(two_means(client.log_alpha, kept, client.layout))

@@ -116,16 +116,14 @@ def chosen(rows: list[Row]) -> dict[str, dict[str, Any]]:
     A method takes part with what was best after all rounds, and again, as thrifty, with what was best at the bytes of sieve.
     """
     found: dict[str, dict[str, Any]] = {}
-    limit = np.inf
-    for place in dict.fromkeys((row["label"]["task"], row["label"]["method"]) for row in rows):
-        trials = results.where(rows, task=place[0], method=place[1])
-        name, best = " ".join(place), tune.best(trials)
+    for task, method in dict.fromkeys((row["label"]["task"], row["label"]["method"]) for row in rows):
+        trials, base_trials = results.where(rows, task=task, method=method), results.where(rows, task=task, method=BASE)
+        limit = np.mean([row["curves"]["bytes"][-1] for row in base_trials])
+        name, best, thrifty = f"{task} {method}", tune.best(trials), tune.best(trials, float(limit))
         found[name] = best
-        if place[1] == BASE:
-            limit = float(np.mean([row["curves"]["bytes"][-1] for row in trials]))
-        elif (thrifty := tune.best(trials, limit)) != best:
+        if thrifty != best:
             found[f"{name}, thrifty"] = thrifty
-        if place[1] in COARSE:
+        if method in COARSE:
             found[f"{name}, 4 bits"] = best | {"bits": 4}
     return found
 

@@ -46,7 +46,7 @@ def verdict(found: list[dict[str, Any]]) -> str:
     """In how many cells sieve leads or is within one standard error of the best sparse method, and how far behind it is at worst."""
     cells: dict[tuple[str, str], list[float]] = {}
     for entry in found:
-        if entry["method"] == BASE or entry["method"] in DENSE or entry["less sieve"] is None:
+        if entry["method"] == BASE or entry["method"].split(",")[0] in DENSE or entry["less sieve"] is None:
             continue
         behind = entry["less sieve"]
         cells.setdefault((entry["task"], entry["factor"]), []).append(behind if behind > (entry["error"] or 0.0) else min(behind, 0.0))
@@ -57,7 +57,8 @@ def verdict(found: list[dict[str, Any]]) -> str:
 
 
 def draw(rows: list[Row], folder: Path) -> list[Path]:
-    """Quality against bytes in the first factor of each task."""
+    """Quality against bytes in the first factor of each task; of a rival's several settings the first, which has no comma."""
+    rows = [row for row in rows if "," not in row["label"]["method"]]
     tasks = list(dict.fromkeys(row["label"]["task"] for row in rows))
     with figure(folder / "equal-bytes", 7.2, 3.4 if len(tasks) < 4 else 6.4) as made:
         columns = min(len(tasks), 4)
