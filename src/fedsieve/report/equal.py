@@ -71,6 +71,9 @@ def draw(rows: list[Row], folder: Path) -> list[Path]:
                 group = results.where(part, method=method)
                 band(axes, group, metric, x="bytes", label=called({"method": method}), **look({"method": method}))
             floor(axes, part, metric)
-            axes.set(xscale="log", xlabel="bytes that crossed, up and down", ylabel=METRICS[metric], title=TASKS.get(task, task))
-        legend(made, panels[: len(tasks)], count(rows))
+            axes.set(xscale="log", xlabel="bytes both ways", ylabel=METRICS[metric], title=TASKS.get(task, task))
+        for axes in panels[len(tasks) :]:
+            axes.remove()
+        seeds = sorted({count(results.where(rows, task=task)) for task in tasks})
+        legend(made, panels[: len(tasks)], seeds[0] if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}")
     return [folder / "equal-bytes.png"]

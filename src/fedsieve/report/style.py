@@ -23,10 +23,12 @@ COLOURS = {
     "fed-round-ht": "#56B4E9",
     "fed-ht": "#7A7A7A",
     "gradual": "#B8A800",
+    "fed-l1": "#8C4B2F",
+    "random-mask": "#7B5EA7",
 }
 ORDER = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A7A7A")
 NAMES = {"flops": "FLoPS", "flops-pa": "FLoPS-PA", "fed-iter-ht": "FedIter-HT", "fed-avg": "FedAvg", "sieve": "sieve (ours)"}
-NAMES |= {"fed-round-ht": "Fed-Round-HT", "fed-ht": "Fed-HT", "gradual": "gradual pruning"}
+NAMES |= {"fed-round-ht": "Fed-Round-HT", "fed-ht": "Fed-HT", "gradual": "gradual pruning", "fed-l1": "L1", "random-mask": "random mask"}
 TASKS = {"lr": "LR", "lg": "LG", "mc": "MC", "mnist": "MNIST, softmax", "mnist-cnn": "MNIST, LeNet", "emnist": "EMNIST", "rcv1": "RCV1"}
 METRICS = {"r2": "test R²", "accuracy": "test accuracy", "micro_f1": "test micro-F1", "tdr": "TDR", "tdr_rows": "TDR over feature rows"}
 STYLE = {
@@ -85,10 +87,10 @@ def band(axes: Axes, rows: Sequence[Row], name: str, *, x: str = "round", **styl
     return len(there)
 
 
-def legend(figure: Figure, axes: Sequence[Axes], seeds: int, columns: int = 4) -> None:
-    """One legend below all panels, which names the band."""
+def legend(figure: Figure, axes: Sequence[Axes], seeds: int | str, columns: int = 4) -> None:
+    """One legend below all panels, which names the band; seeds in words where panels differ in them."""
     found = {text: handle for ax in axes for handle, text in zip(*ax.get_legend_handles_labels(), strict=True)}
-    title = f"lines: mean of {seeds} seeds; bands: ± 1 sd" if seeds > 1 else "lines: one seed"
+    title = f"lines: mean of {seeds} seeds; bands: ± 1 sd" if seeds not in (0, 1) else "lines: one seed"
     figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns, title=title, title_fontsize=8.0)
 
 
