@@ -8,6 +8,7 @@ from fedsieve.algorithms.method import Method
 from fedsieve.cli import main
 from fedsieve.core.optimizers import Optimizer, StepRule
 from fedsieve.core.selection import Schedule
+from fedsieve.core.types import Clock
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.execute import execute
 from fedsieve.experiments.problem import Problem
@@ -26,7 +27,7 @@ OTHER = {
     "schedule": ({}, None),
     "start_density": (FALLING, 0.9),
     "schedule_start": (FALLING, 0.3),
-    "schedule_end": (FALLING, 0.9),
+    "schedule_end": (FALLING | {"start_density": 0.5}, 0.9),
     "warmup": ({}, 2),
     "server": ({}, Optimizer.MOMENTUM),
     "server_rate": ({}, 0.7),
@@ -35,6 +36,15 @@ OTHER = {
 }
 """What else is set, and another value; None: the one of two that is not the method's own."""
 SWAPPED = {"step_rule": (StepRule.CONSTANT, StepRule.POLYAK), "schedule": (Schedule.CONSTANT, Schedule.CUBIC)}
+
+
+@pytest.mark.parametrize(
+    ("density", "typed", "begins"), [(0.005, None, 0.03), (0.05, None, 0.3), (0.2, None, 0.3), (0.5, None, 0.5), (0.005, 0.3, 0.3)]
+)
+def test_a_falling_schedule_begins_at_six_times_its_target_and_at_most_at_three_tenths_unless_told(density, typed, begins):
+    method = algorithm_class("fed-iter-ht")(density=density, start_density=typed, **FALLING)
+    assert method.message_density(Clock(0, 100)) == pytest.approx(begins)
+    assert method.message_density(Clock(50, 100)) == density
 
 
 def outcome(method, **options):

@@ -166,7 +166,8 @@ def test_with_rows_enough_or_unknown_the_servers_rate_falls_to_a_quarter_while_p
 
 
 @pytest.mark.parametrize("typed", [{"uplink": Uplink.WEIGHTS}, {"density": 0.02, "uplink": Uplink.WEIGHTS}, {"density": 0.02}])
-def test_steps_are_a_quarter_as_long_where_weights_travel_by_rule_and_only_there(typed):
+def test_steps_are_a_quarter_as_long_where_weights_travel_by_rule_and_only_there(typed, monkeypatch):
+    monkeypatch.setattr(Sieve, "gate", lambda _, log_alpha, *__: torch.ones_like(log_alpha))
     gentle, usual = replace(SIEVE, density=0.01), replace(SIEVE, **{"density": 0.01, **typed})
     _, _, client = begun()
     moved = {}
@@ -176,6 +177,14 @@ def test_steps_are_a_quarter_as_long_where_weights_travel_by_rule_and_only_there
         moved[sieve] = after.weights - client.weights, (after.log_alpha - client.log_alpha) / rms
     for short, full in zip(moved[gentle], moved[usual], strict=True):
         torch.testing.assert_close(4 * short, full)
+
+
+@pytest.mark.parametrize(
+    ("typed", "noisy"), [({}, False), ({"uplink": Uplink.WEIGHTS}, True), ({"density": 0.011}, True), ({"ending": Ending.FROZEN}, True)]
+)
+def test_gates_are_open_while_searching_where_weights_travel_by_rule_and_only_there(typed, noisy):
+    sieve, log_alpha = replace(SIEVE, **{"density": 0.01, **typed}), torch.zeros(1, MODEL.layout.size, dtype=torch.float64)
+    assert bool((sieve.gate(log_alpha, MODEL.layout, SEARCH, draw()) != 1).any()) is noisy
 
 
 def carried(sieve, rows=8.0):

@@ -39,6 +39,6 @@ class Gradual(Masked, Thresholding):
 
     rate: float = 1.5
     schedule: Schedule = Schedule.CUBIC
-    start_density: float = 1.0
+    start_density: float | None = 1.0
     schedule_start: float = 0.2
     schedule_end: float = 0.6

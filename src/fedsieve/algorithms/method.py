@@ -20,6 +20,8 @@ from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply, Stack, s
 
 SCHEDULING = frozenset({"schedule", "start_density", "schedule_start", "schedule_end", "warmup"})
 """Options about the density of messages: nothing to methods whose messages are dense, or have one support for good."""
+AHEAD, AT_FIRST = 6.0, 0.3
+"""Where a falling schedule begins: so many times its target, at most this density (decision H20)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +67,8 @@ class Method:
     """how kept weights are spread over layers"""
     schedule: Schedule = Schedule.CONSTANT
     """how the density of messages falls to its target"""
-    start_density: float = 0.5
-    """density of messages when a falling schedule begins"""
+    start_density: float | None = None
+    """density of messages when a falling schedule begins (none: six times the target, .3 at most)"""
     schedule_start: float = 0.0
     """part of the rounds before a falling schedule begins to fall"""
     schedule_end: float = 0.5
@@ -91,7 +93,7 @@ class Method:
         at_least(1, steps=self.steps, **({} if self.batch == "all" else {"batch": self.batch}))
         at_least(0, warmup=self.warmup, memory=self.memory)
         above_zero(rate=self.rate, final_rate=self.final_rate, clip=self.clip, server_rate=self.server_rate)
-        fraction(start_density=self.start_density, final_rate=self.final_rate, server_momentum=self.server_momentum)
+        fraction(start_density=self.first_density, final_rate=self.final_rate, server_momentum=self.server_momentum)
         fraction(schedule_start=self.schedule_start, schedule_end=self.schedule_end)
         if self.schedule is not Schedule.CONSTANT and not self.schedule_start < self.schedule_end:
             raise ValueError(
@@ -159,13 +161,18 @@ class Method:
             return {}
         return {"schedule begins": self.schedule_start, "schedule ends": self.schedule_end}
 
+    @property
+    def first_density(self) -> float:
+        """The density of messages when a falling schedule begins."""
+        return min(AHEAD * self.density, AT_FIRST) if self.start_density is None else self.start_density
+
     def message_density(self, clock: Clock) -> float:
         """The density of this round's messages: 1 while warming up, then the schedule's."""
         if clock.round < self.warmup:
             return 1.0
         begin = self.schedule_start * clock.rounds
         progress = (clock.round - begin) / max(self.schedule_end * clock.rounds - begin, 1)
-        return selection.scheduled_density(self.density, max(self.start_density, self.density), max(progress, 0.0), self.schedule)
+        return selection.scheduled_density(self.density, max(self.first_density, self.density), max(progress, 0.0), self.schedule)
 
     def message_budget(self, layout: Layout, clock: Clock) -> Budget:
         """How many weights each layer may send this round."""

@@ -166,7 +166,12 @@ class Sieve(Method):
     @property
     def pace(self) -> float:
         """Of steps of weights and gates: gentle where a model keeps so few that its loss stays far from 0, which Polyak's step aims at."""
-        return GENTLE if self.uplink is None and self.travels is Uplink.WEIGHTS else 1.0
+        return GENTLE if self.fewest else 1.0
+
+    @property
+    def fewest(self) -> bool:
+        """Whether the model keeps so few weights that weights travel by rule."""
+        return self.uplink is None and self.travels is Uplink.WEIGHTS
 
     @staticmethod
     def fewer_rows(server: Server, least: float) -> bool:
@@ -253,9 +258,12 @@ class Sieve(Method):
         return client._replace(weights=weights, log_alpha=log_alpha)
 
     def gate(self, log_alpha: Float[Tensor, "k n"], layout: Layout, clock: Clock, draw: Draw) -> Float[Tensor, "k n"]:
-        """Sampled; while the support is polished, all open: other weights take up what is a client's own (decision H18)."""
+        """Sampled; all open while the support is polished (decision H18), and from the start where the model keeps fewest (H21).
+
+        Other weights then take up what is a client's own, or what so few cannot say.
+        """
         alone = self.ending is Ending.FROZEN or self.uplink is Uplink.WEIGHTS or self.density >= SIGNS
-        if not alone and not self.searching(clock):
+        if not alone and (self.fewest or not self.searching(clock)):
             return torch.ones_like(log_alpha)
         noise = selection.one_per_group(draw("gates", log_alpha.shape[-1]), layout.groups)
         return gates.sample(self.shape, log_alpha, noise).value

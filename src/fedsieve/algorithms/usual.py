@@ -7,7 +7,7 @@ from fedsieve.algorithms.method import Method
 from fedsieve.core.optimizers import StepRule
 from fedsieve.core.selection import BudgetRule, Schedule
 
-FALLING = {"schedule": Schedule.CUBIC, "start_density": 0.3}
+FALLING = {"schedule": Schedule.CUBIC}
 """Messages are denser at first: selection by a start that has learned little keeps the wrong weights."""
 CAREFUL = {
     **FALLING,

@@ -19,7 +19,7 @@ from fedsieve.experiments.study import Cell, Study, compute
 CHOSEN = "chosen.json"
 FACTORS = (1.0, 0.5, 2.0, 0.25, 4.0, 0.125)
 BATCHES = (64, 32)
-FALLING = {"schedule": Schedule.CUBIC, "start_density": 0.3}
+FALLING = {"schedule": Schedule.CUBIC, "start_density": None}
 SIZE = 12
 """Step sizes 1, 1/2 and 2 with two batches, with and without a schedule; methods without one try more step sizes."""
 
