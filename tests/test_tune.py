@@ -26,8 +26,15 @@ def test_what_is_typed_is_never_searched():
     assert all(options.keys() <= {"batch"} for options in found)
 
 
-def test_stored_options_come_back_as_they_were():
-    method = algorithm_class("fed-iter-ht")()
+@pytest.mark.parametrize(("density", "other"), [(0.05, Schedule.CUBIC), (0.005, Schedule.CONSTANT)])
+def test_the_schedule_a_rule_chooses_is_not_tried_twice(density, other):
+    found = tune.configurations(algorithm_class("sieve")(density=density), tune.SIZE)
+    assert {options["schedule"] for options in found if "schedule" in options} == {other}
+
+
+@pytest.mark.parametrize("name", ["fed-iter-ht", "sieve"])
+def test_stored_options_come_back_as_they_were(name):
+    method = algorithm_class(name)()
     for options in tune.configurations(method, tune.SIZE):
         assert tune.restored(method, json.loads(json.dumps(options))) == tune.restored(method, options)
     assert tune.restored(method, {"schedule": "cubic"}).schedule is Schedule.CUBIC

@@ -187,6 +187,23 @@ def test_gates_are_open_while_searching_where_weights_travel_by_rule_and_only_th
     assert bool((sieve.gate(log_alpha, MODEL.layout, SEARCH, draw()) != 1).any()) is noisy
 
 
+@pytest.mark.parametrize(
+    ("typed", "kept"),
+    [
+        ({}, [6, 3, 2, 1, 1, 1]),
+        ({"schedule": Schedule.CONSTANT}, [1] * 6),
+        ({"uplink": Uplink.WEIGHTS}, [1] * 6),
+        ({"uplink": Uplink.UPDATES}, [1] * 6),
+        ({"density": 0.02}, [2] * 6),
+        ({"density": 0.02, "schedule": Schedule.CUBIC}, [12, 7, 4, 2, 2, 2]),
+    ],
+)
+def test_messages_fall_where_weights_travel_by_rule_unless_told_and_local_steps_stay_whole(typed, kept):
+    sieve, layout = replace(SIEVE, **{"density": 0.01, **typed}), Linear(loss=Loss.SQUARED, features=100, outputs=1).layout
+    assert [total_kept(sieve.message_budget(layout, Clock(number, 10))) for number in range(6)] == kept
+    assert not sieve.projects
+
+
 def carried(sieve, rows=8.0):
     """How many of 120 weights the broadcast of each of ten rounds carries, after rounds of so many rows; one of all names no positions."""
     server = start(sieve, MODEL, 3, torch.float64)._replace(rows=torch.tensor(rows))

@@ -95,7 +95,7 @@ class Method:
         above_zero(rate=self.rate, final_rate=self.final_rate, clip=self.clip, server_rate=self.server_rate)
         fraction(start_density=self.first_density, final_rate=self.final_rate, server_momentum=self.server_momentum)
         fraction(schedule_start=self.schedule_start, schedule_end=self.schedule_end)
-        if self.schedule is not Schedule.CONSTANT and not self.schedule_start < self.schedule_end:
+        if self.course is not Schedule.CONSTANT and not self.schedule_start < self.schedule_end:
             raise ValueError(
                 f"algorithm.schedule-start {self.schedule_start:g} must be before algorithm.schedule-end {self.schedule_end:g}"
             )
@@ -157,9 +157,14 @@ class Method:
     @property
     def turns(self) -> dict[str, float]:
         """The parts of the rounds after which the method changes what it does, by what happens there."""
-        if self.schedule is Schedule.CONSTANT:
+        if self.course is Schedule.CONSTANT:
             return {}
         return {"schedule begins": self.schedule_start, "schedule ends": self.schedule_end}
+
+    @property
+    def course(self) -> Schedule:
+        """The schedule of messages."""
+        return self.schedule
 
     @property
     def first_density(self) -> float:
@@ -172,7 +177,7 @@ class Method:
             return 1.0
         begin = self.schedule_start * clock.rounds
         progress = (clock.round - begin) / max(self.schedule_end * clock.rounds - begin, 1)
-        return selection.scheduled_density(self.density, max(self.first_density, self.density), max(progress, 0.0), self.schedule)
+        return selection.scheduled_density(self.density, max(self.first_density, self.density), max(progress, 0.0), self.course)
 
     def message_budget(self, layout: Layout, clock: Clock) -> Budget:
         """How many weights each layer may send this round."""

@@ -114,6 +114,8 @@ class Sieve(Method):
     """step of log_alpha along the saliency, in units of its root mean square"""
     bits: Literal[32, 16, 8, 4] | None = None
     """precision of the values in messages (none: 4 where updates travel, but 8 in broadcasts once the support is found; 8 elsewhere)"""
+    schedule: Schedule | None = None
+    """how the density of messages falls to its target (none: cubic where weights travel by rule, at densities up to .01, else constant)"""
     uplink: Uplink | None = None
     """what clients send while searching (none: signs of many updates, or the largest weights at densities up to .01)"""
     reach: float = 4.0
@@ -173,6 +175,11 @@ class Sieve(Method):
         """Whether the model keeps so few weights that weights travel by rule."""
         return self.uplink is None and self.travels is Uplink.WEIGHTS
 
+    @property
+    def course(self) -> Schedule:
+        """The schedule of messages: they fall where the model keeps fewest, whose first choice is little better than chance (H22)."""
+        return self.schedule or (Schedule.CUBIC if self.fewest else Schedule.CONSTANT)
+
     @staticmethod
     def fewer_rows(server: Server, least: float) -> bool:
         """Whether rounds have had fewer rows for each weight, as far as is known."""
@@ -196,7 +203,7 @@ class Sieve(Method):
         stay. A falling schedule is such a trial itself; where weights travel, clients would send those on trial too.
         """
         density = self.message_density(clock)
-        if not self.fewer_rows(server, FEW) or self.schedule is not Schedule.CONSTANT or self.travels is Uplink.WEIGHTS:
+        if not self.fewer_rows(server, FEW) or self.course is not Schedule.CONSTANT or self.travels is Uplink.WEIGHTS:
             return density
         left = max(1 - clock.round / (self.searched * clock.rounds), 0.0)
         return min(density * (1 + TRIAL * left), 1.0)
@@ -270,8 +277,8 @@ class Sieve(Method):
 
     @property
     def projects(self) -> bool:
-        """Where weights travel under a falling schedule, a local step keeps only as many as the message holds (decision H9)."""
-        return self.travels is Uplink.WEIGHTS and self.schedule is not Schedule.CONSTANT
+        """Where weights travel under a falling schedule, not by rule, a local step keeps only as many as a message holds (H9)."""
+        return self.uplink is Uplink.WEIGHTS and self.course is not Schedule.CONSTANT
 
     def projected(
         self, weights: Float[Tensor, "k n"], log_alpha: Float[Tensor, "k n"], whole: Layout, layout: Layout, clock: Clock

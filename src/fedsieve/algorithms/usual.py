@@ -23,6 +23,6 @@ CAREFUL = {
 def fitting(method: type[Method], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the settings that a method has; one with a schedule of its own keeps it."""
     own = method.offered()
-    if method.schedule is not Method.schedule:
+    if method.schedule is Schedule.CUBIC:
         own -= {*FALLING, "schedule_end"}
     return {name: value for name, value in settings.items() if name in own}

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,12 @@ SIZE = 12
 def configurations(method: Method, budget: int, fixed: frozenset[str] = frozenset()) -> list[dict[str, Any]]:
     """Settings to try in the place of the method's own, which come first: step size, batch, schedule; never what is fixed."""
     rate = "server_rate" if method.exchanges > 1 else "rate"
+    own = vars(method) | {"schedule": method.course}
     found: list[dict[str, Any]] = [{}]
     for factor, batch, falling in product(FACTORS, (method.batch, *BATCHES), (False, True)):
         options = {rate: factor * getattr(method, rate), "batch": batch}
         options |= FALLING if falling else {"schedule": Schedule.CONSTANT}
-        changed = {name: value for name, value in options.items() if name in method.offered() - fixed and value != getattr(method, name)}
+        changed = {name: value for name, value in options.items() if name in method.offered() - fixed and value != own[name]}
         if changed not in found:
             found.append(changed)
     return found[:budget]
@@ -53,8 +54,7 @@ def best(rows: Sequence[Row], limit: float = np.inf) -> dict[str, Any]:
 
 def restored(method: Method, options: Mapping[str, Any]) -> Method:
     """A method with options that were stored as plain values."""
-    kinds = {field.name: type(getattr(method, field.name)) for field in fields(method)}
-    return replace(method, **{name: kinds[name](value) if isinstance(value, str) else value for name, value in options.items()})
+    return replace(method, **{name: Schedule(value) if name == "schedule" else value for name, value in options.items()})
 
 
 def cells(run: Run, budget: int, seeds: Sequence[int], label: Mapping[str, Any], fixed: frozenset[str] = frozenset()) -> list[Cell]:
