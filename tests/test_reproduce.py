@@ -108,6 +108,15 @@ def row(label, seed=0, state="done", metric="r2", density=0.05, trace=None, **va
     }
 
 
+@pytest.mark.parametrize(("scale", "methods"), [(ScaleName.SHORT, {"sieve"}), (ScaleName.PAPER, {"sieve", "flops", "flops-pa"})])
+def test_the_constraint_is_watched_on_real_data_at_all_five_densities(scale, methods):
+    cells = [cell.label for cell in BUILDERS["constraint"](SCALES[scale]).cells if cell.label["task"] in ("mnist", "rcv1")]
+    assert {(label["task"], label["target"]) for label in cells} == {
+        (t, d) for t in ("mnist", "rcv1") for d in (0.5, 0.2, 0.05, 0.01, 0.005)
+    }
+    assert {label["method"] for label in cells} == methods
+
+
 def judged(number, **studies):
     return next(v for v in claims.judge({name.replace("_", "-"): rows for name, rows in studies.items()}) if v.number == number)
 
