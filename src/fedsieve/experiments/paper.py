@@ -141,7 +141,7 @@ def _followed(scale: Scale, task: str, method: str, setting: str) -> Cell:
 
 
 def learning_rates(scale: Scale) -> Study:
-    """Sweeps of FLoPS-PA on LR: the paper's constant rates, the same capped at 1/L, and factors of Polyak's step (the default)."""
+    """Sweeps on LR. FLoPS-PA: the paper's constant rates, the same capped at 1/L, factors of Polyak's step (the default); sieve's units."""
     weights = {"constant": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)}
     weights |= {"capped": (*weights["constant"], 0.3, 1.0), "polyak": (0.03, 0.1, 0.3, 1.0, 1.5, 2.0, 3.0, 4.0)}
     fixed = {"constant": 8e-2, "capped": 8e-2, "polyak": 1.5}
@@ -153,6 +153,12 @@ def learning_rates(scale: Scale) -> Study:
         for what, rate, options in sweep:
             label = {"task": "lr", "method": "flops-pa", "setting": rule, "sweep": what, "rate": rate}
             run = generated(scale, "lr", "flops-pa", step_rule=StepRule(rule), **options, **averaging(scale))
+            cells.append(Cell(label=label, run=run, seeds=scale.seeds))
+    own = {"weights": ("rate", (0.02, 0.06, 0.2, 0.6, 2.0, 6.0, 20.0)), "gates": ("gate_rate", (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0))}
+    for what, (option, rates) in own.items():
+        for rate in rates:
+            label = {"task": "lr", "method": "sieve", "setting": "polyak", "sweep": what, "rate": rate}
+            run = generated(scale, "lr", "sieve", **{option: rate}, **averaging(scale))
             cells.append(Cell(label=label, run=run, seeds=scale.seeds))
     return study("learning-rates", scale, cells)
 

@@ -203,7 +203,7 @@ def faster(studies: Studies) -> list[Check]:
 def stable(studies: Studies) -> list[Check]:
     """58: around the best rate, the rates that lose at most .05 without a failed run span at least a factor of ten."""
     checks = []
-    rows = studies.get("learning-rates", [])
+    rows = results.where(studies.get("learning-rates", []), method="flops-pa")
     for setting, sweep in dict.fromkeys((row["label"]["setting"], row["label"]["sweep"]) for row in rows):
         line = [(group[0]["label"]["rate"], group) for group in grouped(results.where(rows, setting=setting, sweep=sweep))]
         line = sorted((rate, results.mean_sd(group, "value")["mean"] if not results.failures(group) else None) for rate, group in line)

@@ -17,13 +17,13 @@ Rows = list[Row]
 def learning_rates(rows: Rows, folder: Path) -> list[Path]:
     """R2 over rates; a cross at the bottom where a run failed."""
     sweeps = {"weights": "rate of the weights\n(step, or factor of Polyak's)", "gates": "rate of the gates"}
-    rules = list(dict.fromkeys(row["label"]["setting"] for row in rows))
+    lines = list(dict.fromkeys((row["label"]["method"], row["label"]["setting"]) for row in rows))
     with figure(folder / "learning-rates", 7.2, 3.0) as made:
         panels = panels_of(made, 2)
         for axes, (sweep, title) in zip(panels, sweeps.items(), strict=True):
-            for colour, rule in zip(ORDER, rules, strict=False):
-                cells = grouped(results.where(rows, sweep=sweep, setting=rule))
-                _swept(axes, cells, "rate", -0.03 - 0.03 * rules.index(rule), color=colour, label=f"{rule} step")
+            for i, (colour, (method, rule)) in enumerate(zip(ORDER, lines, strict=False)):
+                cells = grouped(results.where(rows, sweep=sweep, method=method, setting=rule))
+                _swept(axes, cells, "rate", -0.03 - 0.03 * i, color=colour, label=f"{NAMES[method]}, {rule} step")
             axes.set(xscale="log", xlabel=title, ylim=(-0.12, 1.03))
         panels[0].set_ylabel("test R², LR")
         found = {text: handle for handle, text in zip(*panels[0].get_legend_handles_labels(), strict=True)}
