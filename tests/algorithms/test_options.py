@@ -71,7 +71,8 @@ def test_every_shared_option_a_method_offers_changes_its_run(method):
         around, value = OTHER[name]
         around = {key: setting for key, setting in around.items() if key in cls.offered()}
         if name in SWAPPED:
-            value = next(v for v in SWAPPED[name] if v is not getattr(cls, name))
+            own = cls().course if name == "schedule" else getattr(cls, name)
+            value = next(v for v in SWAPPED[name] if v is not own)
         if str(around) not in known:
             known[str(around)] = outcome(method, **around)
         (before, sent), (after, sent_then) = known[str(around)], outcome(method, **around, **{name: value})
