@@ -159,6 +159,7 @@ def test_a_second_run_never_overwrites_the_first(capsys, tmp_path):
         (["--start", "nowhere.safetensors"], "cannot be read as safetensors"),
         (["--federation.alpha", "inf"], "finite"),
         (["--algorithm.schedule", "cubic", "--algorithm.schedule-start", "0.9", "--algorithm.schedule-end", "0.1"], "must be before"),
+        (["--algorithm.start-density", "0.3"], "add --algorithm.schedule cubic or leave it out"),
         (["--federation.clients", "2.7"], "takes a whole number; got 2.7"),
         (["--seed", "1.5"], "takes a whole number; got 1.5"),
         (["--rounds", "0"], "rounds must be at least 1"),

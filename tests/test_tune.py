@@ -26,6 +26,11 @@ def test_what_is_typed_is_never_searched():
     assert all(options.keys() <= {"batch"} for options in found)
 
 
+def test_where_a_schedule_begins_was_typed_there_is_one_in_every_trial():
+    found = tune.configurations(algorithm_class("fed-iter-ht")(schedule=Schedule.CUBIC), tune.SIZE, frozenset({"start_density"}))
+    assert not any("schedule" in options for options in found)
+
+
 @pytest.mark.parametrize(("density", "other"), [(0.05, Schedule.CUBIC), (0.005, Schedule.CONSTANT)])
 def test_the_schedule_a_rule_chooses_is_not_tried_twice(density, other):
     found = tune.configurations(algorithm_class("sieve")(density=density), tune.SIZE)

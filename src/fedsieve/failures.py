@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedsieve.core.gates import LOG_ALPHA_LIMIT
-from fedsieve.core.packets import GATES, Coding, Packet, Values
+from fedsieve.core.packets import GATES, SHARES, Coding, Packet, Values
 from fedsieve.core.selection import exact_floor
 from fedsieve.core.streams import key, stream, uniforms
 from fedsieve.core.types import Bytes, Clock, Exchange, Exchanged, Reply
@@ -130,7 +130,7 @@ class Unreliable:
         return reply._replace(packet=said._replace(fields=fields, scalars=scalars))
 
     def attacked(self, name: str, honest: Tensor, base: Tensor, draw: np.random.Generator) -> Tensor:
-        """Gates stay within their limits: a reply outside them would be found out."""
+        """Gates and shares stay within their limits: a reply outside them would be found out."""
         moved, strength = honest - base, self.failures.strength or USUAL_STRENGTH
         match self.failures.attack or Attack.FLIP:
             case Attack.FLIP:
@@ -142,8 +142,9 @@ class Unreliable:
                 found = base + strength * torch.linalg.vector_norm(moved) / len(moved) ** 0.5 * noise
             case Attack.NAN:
                 return torch.full_like(honest, torch.nan)
-        lowest = 0.0 if name == "gates" else -LOG_ALPHA_LIMIT
-        return found.clamp(lowest, 1.0 if name == "gates" else LOG_ALPHA_LIMIT) if name in GATES else found
+        if name == "gates" or name in SHARES:
+            return found.clamp(0.0, 1.0)
+        return found.clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT) if name in GATES else found
 
 
 def chance(seed: int, path: tuple[str | int, ...], clients: Sequence[int]) -> np.ndarray:

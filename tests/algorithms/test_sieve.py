@@ -7,6 +7,7 @@ import torch
 
 from fedsieve.algorithms.sieve import Ending, Sieve, Uplink
 from fedsieve.core import gates
+from fedsieve.core.aggregation import Mean
 from fedsieve.core.noise import Noise
 from fedsieve.core.packets import Coding
 from fedsieve.core.selection import Schedule, total_kept
@@ -28,10 +29,10 @@ def draw(round=0, step=0, clients=(0,)):
     return drawer(5, round, 0, step, list(clients), torch.float64, "cpu")
 
 
-def begun(clock=SEARCH):
-    server = start(SIEVE, MODEL, 3, torch.float64)
-    packet = SIEVE.broadcast(server, clock, server_drawer(3, clock.round, 0, torch.float64, "cpu"))
-    client = SIEVE.client_init(packet, MODEL.layout, clock, torch.float64)
+def begun(clock=SEARCH, sieve=SIEVE, signs=0.0):
+    server = start(sieve, MODEL, 3, torch.float64)._replace(signs=torch.tensor(signs))
+    packet = sieve.broadcast(server, clock, server_drawer(3, clock.round, 0, torch.float64, "cpu"))
+    client = sieve.client_init(packet, MODEL.layout, clock, torch.float64)
     return server, packet, type(client)(*(part[None] if isinstance(part, torch.Tensor) else part for part in client))
 
 
@@ -74,7 +75,7 @@ def test_the_uplink_is_signs_of_many_updates_while_searching_and_numbers_of_the_
         _, packet, client = begun(clock)
         reply = SIEVE.client_reply(stepped(client, clock), clock, draw(step=4))
         assert reply.fields["update"].coding is coding and reply.support.shape == (1, count)
-        assert set(reply.scalars) == {"kept_gate", "rest_gate"}
+        assert set(reply.scalars) == {"kept_gate", "rest_gate", "signs"}
         if clock is POLISH:
             assert torch.equal(reply.support[0], packet.support)
 
@@ -82,9 +83,46 @@ def test_the_uplink_is_signs_of_many_updates_while_searching_and_numbers_of_the_
 @pytest.mark.parametrize(("density", "sent"), [(0.025, 12), (0.1, 18), (0.5, 60)])
 def test_signs_are_four_times_what_the_model_keeps_but_a_part_of_all_or_as_many_as_it_keeps_at_most(density, sent):
     sieve = replace(SIEVE, density=density, search=0.8)
-    _, _, client = begun()
+    _, _, client = begun(sieve=sieve)
     reply = sieve.client_reply(stepped(client, sieve=sieve), SEARCH, draw(step=4))
     assert reply.support.shape == (1, sent)
+
+
+@pytest.mark.parametrize(("wanted", "sent"), [(0.0, 18), (0.9, 18), (0.13, 15), (0.05, 12), (1e-9, 12)])
+def test_the_server_asks_for_as_many_signs_as_told_most_between_what_the_model_keeps_and_that_bound(wanted, sent):
+    _, _, client = begun(signs=wanted)
+    assert SIEVE.client_reply(stepped(client), SEARCH, draw(step=4)).support.shape == (1, sent)
+
+
+def test_a_reply_says_how_many_of_the_updates_its_gates_let_count_tell_most_as_signs_and_the_server_takes_the_mean():
+    server, packet, client = begun()
+    update = torch.zeros(2, MODEL.layout.size, dtype=torch.float64)
+    update[0, :9], update[1, :6] = 0.5, -0.3
+    update[1, 6:40] = 5.0  # shut: their gates say that they do not matter
+    log_alpha = torch.where(update == 5.0, -12.0, 8.0).double()
+    held = client._replace(weights=packet.dense("weights", torch.float64) + update, log_alpha=log_alpha)
+    reply = SIEVE.client_reply(held, SEARCH, draw(step=4, clients=(0, 1)))
+    torch.testing.assert_close(120 * reply.scalars["signs"], torch.tensor([9.0, 6.0]))
+    replies = [Reply(i, reply.at(i), 4) for i in range(2)]
+    after = SIEVE.aggregate(server, packet, replies, SEARCH, draw())
+    assert float(120 * after.signs) == pytest.approx(7.5, rel=1e-6)
+
+
+@pytest.mark.parametrize("other", [{"private": Noise(1.0, 1.0, 1.0, 2)}, {"mean": Mean.MEDIAN}, {"uplink": Uplink.WEIGHTS}])
+def test_where_clients_are_hidden_or_not_trusted_or_send_weights_none_says_how_many_signs_it_would_send(other):
+    sieve = replace(SIEVE, **other)
+    _, packet, client = begun(sieve=sieve)
+    reply = sieve.client_reply(stepped(client, sieve=sieve), SEARCH, draw(step=4))
+    assert "signs" not in {*packet.scalars, *reply.scalars, *sieve.reply_fields}
+    assert reply.support.shape == (1, 12 if "uplink" in other else 18)
+
+
+@pytest.mark.usefixtures("few_test_rows")
+def test_fewer_signs_are_sent_as_gates_close():
+    steps = trained("mc", 0.05, Synthetic(rows=400, features=100, true_density=0.05), Sieve(), rounds=20)
+    wanted, up = zip(*((float(step.round.server.signs), step.row["bytes_up_positions"]) for step in steps[:16]), strict=True)
+    assert min(wanted[2:12]) > 0.1 > 0.05 > max(wanted[14:])
+    assert max(up[15:]) < 0.5 * min(up[2:12])
 
 
 @pytest.mark.parametrize(
@@ -108,10 +146,10 @@ def test_values_are_coarse_where_updates_travel_fine_once_the_support_is_found_a
     assert sieve.client_reply(stepped(client, POLISH), POLISH, draw(step=4)).fields[sieve.field].coding is reply
 
 
-def trained(task, density, data, sieve):
-    """The ten rounds of a short run."""
+def trained(task, density, data, sieve, rounds=10):
+    """The rounds of a short run."""
     place = Federation(clients=10, participation=0.4)
-    run = Run(task=task, method="sieve", density=density, rounds=10, data=data, federation=place, algorithm=sieve)
+    run = Run(task=task, method="sieve", density=density, rounds=rounds, data=data, federation=place, algorithm=sieve)
     return list(execute(run, Problem(run)))
 
 
@@ -129,7 +167,7 @@ def test_what_nobody_speaks_of_is_remembered_and_what_is_spoken_of_moves_by_the_
     reply = SIEVE.client_reply(stepped(client), SEARCH, draw(step=4)).at(0)
     after = SIEVE.aggregate(server, packet, [Reply(i, reply, 8) for i in range(5)], SEARCH, draw())
     sent = packet.dense("weights", torch.float64)
-    expected = sent + 3 * reply.dense("update", torch.float64) + SIEVE.memory * (server.weights - sent)
+    expected = sent + 3 * reply.dense("update", torch.float64) + 0.97 * (server.weights - sent)
     torch.testing.assert_close(after.weights, expected)
 
 
@@ -155,6 +193,20 @@ def test_weights_travel_where_the_model_keeps_a_hundredth_or_less_unless_told(de
     sieve = replace(SIEVE, density=density)
     assert sieve.reply_fields >= {sent}
     assert replace(sieve, uplink=Uplink.UPDATES).reply_fields >= {"update"}
+
+
+@pytest.mark.parametrize(
+    ("options", "remembered"),
+    [({}, 0.97), ({"uplink": Uplink.WEIGHTS}, 0.98), ({"density": 0.01}, 0.98), ({"memory": 0.5}, 0.5), ({"memory": 0.0}, 0.0)],
+)
+def test_the_server_remembers_more_where_weights_travel_or_what_was_typed(options, remembered):
+    assert replace(SIEVE, **options).remembered == remembered
+
+
+@pytest.mark.parametrize(("options", "power"), [({}, 3), ({"uplink": Uplink.WEIGHTS}, 4)])
+def test_the_gates_target_falls_later_where_weights_travel(options, power):
+    sieve, free = replace(SIEVE, **options), float(gates.active_probability(SIEVE.shape, torch.zeros(1))[0])
+    assert sieve.open_density(Clock(3, 10)) == pytest.approx(0.1 + (free - 0.1) * (1 - 0.5**power))
 
 
 @pytest.mark.parametrize("rows", [9.0, 0.0])
@@ -330,7 +382,7 @@ def test_the_signs_of_fewer_than_five_replies_are_followed_in_shorter_steps(cloc
 
     def moved(count):
         replies = [Reply(i, reply, 8) for i in range(count)]
-        return SIEVE.aggregate(server, packet, replies, clock, draw()).weights - sent - SIEVE.memory * kept
+        return SIEVE.aggregate(server, packet, replies, clock, draw()).weights - sent - 0.97 * kept
 
     assert moved(5).abs().max() > 0
     torch.testing.assert_close(moved(5), shorter * moved(1))

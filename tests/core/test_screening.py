@@ -124,16 +124,34 @@ def test_a_reply_that_repeats_the_broadcast_has_no_difference(method):
         assert not part.any()
 
 
-@pytest.mark.parametrize("name", ["kept_gate", "rest_gate"])
-def test_a_gate_outside_its_limits_is_rejected(name):
+@pytest.mark.parametrize(
+    ("name", "sound", "wrong", "reason"),
+    [
+        ("kept_gate", 12.0, (13.0, -1e30), "outside its limits"),
+        ("rest_gate", 12.0, (13.0, -1e30), "outside its limits"),
+        ("signs", 1.0, (1.5, -1e-9), "lies between 0 and 1"),
+    ],
+)
+def test_a_gate_or_a_share_outside_its_limits_is_rejected(name, sound, wrong, reason):
     algorithm = algorithm_class("sieve")(density=0.5)
+    usual = {"kept_gate": torch.tensor(1.0), "rest_gate": torch.tensor(0.0), "signs": torch.tensor(0.1)}
 
-    def reply(gate):
-        scalars = {"kept_gate": torch.tensor(1.0), "rest_gate": torch.tensor(0.0)} | {name: torch.tensor(gate)}
-        return packet(torch.ones(SIZE), field="update")._replace(scalars=scalars)
+    def reply(number):
+        return packet(torch.ones(SIZE), field="update")._replace(scalars=usual | {name: torch.tensor(number)})
 
-    sent = packet(torch.ones(SIZE), field="weights")._replace(scalars={"kept_gate": torch.tensor(0.0), "rest_gate": torch.tensor(0.0)})
-    came = Exchanged([Reply(0, reply(12.0), 1), Reply(1, reply(13.0), 1), Reply(2, reply(-1e30), 1)], [], Bytes(), Bytes())
+    sent = packet(torch.ones(SIZE), field="weights")._replace(scalars=usual)
+    came = Exchanged([Reply(i, reply(number), 1) for i, number in enumerate((sound, *wrong))], [], Bytes(), Bytes())
     found = screened(algorithm, sent, came, [0, 1, 2], Screen(), torch.float32)
     assert [r.client for r in found.replies] == [0]
-    assert "outside its limits" in dict(found.rejected)[1]
+    assert all(reason in dict(found.rejected)[client] for client in (1, 2))
+
+
+def test_how_many_signs_a_reply_asks_for_is_no_distance():
+    """A reply that moves little is not far because it asks for more signs than were sent."""
+    algorithm = algorithm_class("sieve")(density=0.5)
+    scalars = {"kept_gate": torch.tensor(1.0), "rest_gate": torch.tensor(0.0), "signs": torch.tensor(1e-6)}
+    sent = packet(torch.full((SIZE,), 1e-6), field="weights")._replace(scalars=scalars)
+    small = packet(torch.full((SIZE,), 1e-6), field="update")
+    asking = [small._replace(scalars=scalars | {"signs": torch.tensor(asked)}) for asked in (1e-6, 1e-6, 1.0)]
+    came = Exchanged([Reply(i, said, 1) for i, said in enumerate(asking)], [], Bytes(), Bytes())
+    assert not screened(algorithm, sent, came, [0, 1, 2], Screen(norm_limit=2.0), torch.float32).rejected

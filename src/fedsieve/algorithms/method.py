@@ -91,7 +91,7 @@ class Method:
                 raise ValueError(f"{_flag(name)} has no effect on {type(self).__name__}, so it cannot be set; got {getattr(self, name)}")
         selection.kept_count(self.density, 10**18)
         at_least(1, steps=self.steps, **({} if self.batch == "all" else {"batch": self.batch}))
-        at_least(0, warmup=self.warmup, memory=self.memory)
+        at_least(0, warmup=self.warmup, memory=self.memory or 0)
         above_zero(rate=self.rate, final_rate=self.final_rate, clip=self.clip, server_rate=self.server_rate)
         fraction(start_density=self.first_density, final_rate=self.final_rate, server_momentum=self.server_momentum)
         fraction(schedule_start=self.schedule_start, schedule_end=self.schedule_end)

@@ -1,7 +1,7 @@
 """sieve: gates learn inside each client's round which weights matter, and cost two numbers a message (docs/theory.md).
 
-First part of the rounds, searching: the uplink carries the signs of the largest *updates*, several times as many as the model keeps,
-the downlink weights on trial beside those it keeps, and the server remembers what it does not send. Last part, polishing: the support
+First part of the rounds, searching: the uplink carries the signs of the largest *updates*, as many as tell most of them, the
+downlink weights on trial beside those it keeps, and the server remembers what it does not send. Last part, polishing: the support
 stands, the uplink carries its updates as numbers.
 """
 
@@ -17,10 +17,10 @@ from torch import Tensor
 from fedsieve.algorithms.gated import facts, opened
 from fedsieve.algorithms.method import Method, above_zero, at_least, exactly, examples, fraction
 from fedsieve.core import constraint, gates, optimizers, selection
-from fedsieve.core.aggregation import Weighting
+from fedsieve.core.aggregation import Mean, Weighting
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT, HardConcrete
 from fedsieve.core.optimizers import Moments, no_moments
-from fedsieve.core.packets import PRECISIONS, Packet, round_signs, sparse_packet
+from fedsieve.core.packets import PRECISIONS, Packet, round_signs, sparse_packet, telling_signs
 from fedsieve.core.selection import Schedule, total_kept
 from fedsieve.core.streams import Draw
 from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
@@ -44,8 +44,6 @@ SPARSEST = 0.01
 """Density up to which weights travel: which of many alike are kept is decided by their size, of which signs say nothing (decision H15)."""
 LONG_SEARCH, SHARE = 0.8, 0.08
 """Parts of the rounds: the longest search, and its length times the density; where much is kept, numbers do more than a search (H14)."""
-FALL = 4
-"""The expected density falls along 1 - t^4: gates stay open for most of the search."""
 FEW = 0.075
 """Rows a round has for each weight, below which the first choice of a support is little better than chance (decision H8)."""
 TRIAL = 0.5
@@ -60,9 +58,15 @@ class Uplink(StrEnum):
     """What clients send while searching."""
 
     UPDATES = "updates"
-    """signs of the largest updates, `reach` times as many as the model keeps; an absent entry is no change"""
+    """signs of the largest updates, `reach` times as many as the model keeps at most; an absent entry is no change"""
     WEIGHTS = "weights"
     """the largest weights, as many as the model keeps; an absent entry is zero"""
+
+
+FALL = {Uplink.UPDATES: 3, Uplink.WEIGHTS: 4}
+"""The expected density falls along 1 - t to this power: gates stay open for most of the search (decision H24)."""
+MEMORY = {Uplink.UPDATES: 0.97, Uplink.WEIGHTS: 0.98}
+"""How much of what a broadcast left out stays at the server, unless it is typed (decision H24)."""
 
 
 class Ending(StrEnum):
@@ -83,6 +87,8 @@ class Server(NamedTuple):
     moments: Moments
     rows: Tensor
     """how many a round has had so far, in the mean; 0 where clients are hidden"""
+    signs: Tensor
+    """the part of all updates whose signs say most, in the mean of the last replies; 0 where nobody has said"""
     layout: Layout
 
 
@@ -109,7 +115,8 @@ class Sieve(Method):
     weights: Weighting = field(default=Weighting.SQRT, metadata={"section": "federation"})
     server_rate: float = 1.0
     """the server's learning rate; along signs twice that, three times where rows are few"""
-    memory: float = 0.98
+    memory: float | None = None
+    """how much of what a broadcast left out stays at the server (none: .97 where updates travel, .98 where weights do)"""
     gate_rate: float = 0.3
     """step of log_alpha along the saliency, in units of its root mean square"""
     bits: Literal[32, 16, 8, 4] | None = None
@@ -119,7 +126,7 @@ class Sieve(Method):
     uplink: Uplink | None = None
     """what clients send while searching (none: signs of many updates, or the largest weights at densities up to .01)"""
     reach: float = 4.0
-    """updates a client sends while searching, over the weights the model keeps; .15 of all or as many as it keeps at most"""
+    """signs of updates a client sends at most while searching, over the weights the model keeps; never above .15 of all or what it keeps"""
     search: float | None = None
     """part of the rounds in which the support is searched (none: .8, less at densities above .1: .08 / density)"""
     ending: Ending = Ending.EXACT
@@ -154,12 +161,17 @@ class Sieve(Method):
         target = self.message_density(clock)
         free = float(gates.active_probability(self.shape, torch.zeros(1))[0])
         done = min((clock.round + 1) / (self.searched * clock.rounds), 1.0)
-        return target + max(free - target, 0.0) * (1 - done**FALL)
+        return target + max(free - target, 0.0) * (1 - done ** FALL[self.travels])
 
     @property
     def travels(self) -> Uplink:
         """What clients send while searching."""
         return self.uplink or (Uplink.WEIGHTS if self.density <= SPARSEST else Uplink.UPDATES)
+
+    @property
+    def remembered(self) -> float:
+        """How much of what a broadcast left out stays at the server."""
+        return MEMORY[self.travels] if self.memory is None else self.memory
 
     def precision(self, *, fine: bool) -> int:
         """Bits a value; a broadcast is fine once the support is found: then rounding is the only noise there is."""
@@ -179,6 +191,20 @@ class Sieve(Method):
     def course(self) -> Schedule:
         """The schedule of messages: they fall where the model keeps fewest, whose first choice is little better than chance (H22)."""
         return self.schedule or (Schedule.CUBIC if self.fewest else Schedule.CONSTANT)
+
+    @property
+    def counts_signs(self) -> bool:
+        """Whether replies say how many signs would tell most: not where weights travel, clients are hidden, or none of them is trusted."""
+        return self.travels is Uplink.UPDATES and self.private is None and self.mean is Mean.WEIGHTED
+
+    def most_signs(self, clock: Clock) -> float:
+        """The part of all updates whose signs are sent at most: a multiple of what the model keeps, bounded, or what a broadcast holds."""
+        return max(min(self.reach * self.density, SIGNS), self.message_density(clock))
+
+    def signs(self, server: Server, clock: Clock) -> float:
+        """The part of all updates whose signs clients are asked for: what told most in the last round, at least the density (H23)."""
+        most = self.most_signs(clock)
+        return most if server.signs == 0 else min(max(float(server.signs), self.density), most)
 
     @staticmethod
     def fewer_rows(server: Server, least: float) -> bool:
@@ -225,7 +251,7 @@ class Sieve(Method):
     def init(self, layout: Layout, weights: Float[Tensor, " p"], draw: Draw) -> Server:
         """All gates alike."""
         none = torch.zeros_like(weights[0])
-        return Server(weights, opened(torch.zeros_like(weights), layout), none, no_moments(weights), none, layout)
+        return Server(weights, opened(torch.zeros_like(weights), layout), none, no_moments(weights), none, none, layout)
 
     def broadcast(self, server: Server, clock: Clock, draw: Draw) -> Packet:
         """The largest m weights and those on trial, and the two log_alpha."""
@@ -234,6 +260,9 @@ class Sieve(Method):
             selection.positions(chosen), {"weights": server.weights}, self.precision(fine=not self.searching(clock)), draw
         )
         packet.scalars.update(two_means(server.log_alpha, chosen, server.layout))
+        asked = self.signs(server, clock)
+        if self.searching(clock) and asked < self.most_signs(clock):
+            packet.scalars["signs"] = torch.tensor(asked, dtype=torch.float32)
         return packet
 
     def client_init(self, packet: Packet, layout: Layout, clock: Clock, dtype: torch.dtype) -> Client:
@@ -295,8 +324,8 @@ class Sieve(Method):
 
     @property
     def reply_fields(self) -> frozenset[str]:
-        """Updates or weights, and the two log_alpha."""
-        return frozenset({self.field, *GATES})
+        """Updates or weights, the two log_alpha, and how many signs would tell most."""
+        return frozenset({self.field, *GATES, *(("signs",) if self.counts_signs else ())})
 
     @property
     def field(self) -> str:
@@ -311,7 +340,8 @@ class Sieve(Method):
         if not self.searching(clock):
             sent = (client.packet.mask(weights.dtype) > 0).expand_as(weights)
         elif self.travels is Uplink.UPDATES:
-            sent = self.chosen(vector, client.log_alpha, client.layout, max(min(self.reach * self.density, SIGNS), density))
+            asked = client.packet.scalars.get("signs", self.most_signs(clock))
+            sent = self.chosen(vector, client.log_alpha, client.layout, float(asked))
         else:
             sent = kept
         support = selection.positions(sent)
@@ -319,7 +349,15 @@ class Sieve(Method):
         if self.searching(clock) and self.travels is Uplink.UPDATES:
             packet.fields[self.field] = round_signs(vector.gather(-1, support))
         packet.scalars.update(two_means(client.log_alpha, kept, client.layout))
+        if self.counts_signs:
+            packet.scalars["signs"] = self.telling(vector, client.log_alpha, client.layout, clock)
         return packet
+
+    def telling(self, update: Float[Tensor, "k p"], log_alpha: Float[Tensor, "k p"], layout: Layout, clock: Clock) -> Float[Tensor, " k"]:
+        """The part of all updates whose signs would tell most of them, each counted as often as its gate is open."""
+        sizes = self.score(update, log_alpha)[..., : layout.gated]
+        most = selection.kept_count(self.most_signs(clock), layout.gated)
+        return (telling_signs(sizes, most) / layout.gated).to(torch.float32)
 
     def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
         """theta <- sent + server step along the mean update + memory * (what the broadcast left out); then the dual, solved."""
@@ -329,9 +367,11 @@ class Sieve(Method):
         update = merged[self.field] - (sent if self.travels is Uplink.WEIGHTS else 0)
         if self.private is None:
             server = server._replace(rows=server.rows + (sum(examples(replies)) - server.rows) / (clock.round + 1))
+        if self.counts_signs:
+            server = server._replace(signs=merged["signs"][0])
         rate = self.boldness(server, len(replies), clock)
         moved, moments = optimizers.step(self.server, server.moments, sent, -update, rate, momentum=self.server_momentum)
-        theta = moved + self.memory * (server.weights - sent)
+        theta = moved + self.remembered * (server.weights - sent)
         both = torch.cat([merged[name] for name in GATES])
         found = not self.searching(clock._replace(round=clock.round + 1))
         if found and self.ending is Ending.FROZEN:

@@ -43,6 +43,8 @@ PRECISIONS = (32, 16, 8, 4)
 
 GATES = frozenset({"gates", "gate", "log_alpha", "kept_gate", "rest_gate"})
 """Names of what are gates in a message or a part of it: they have limits of their own and are averaged plainly."""
+SHARES = frozenset({"signs"})
+"""Names of numbers that are parts of all there is, between 0 and 1: neither gates nor weights."""
 
 
 class Values(NamedTuple):
@@ -218,6 +220,15 @@ def round_signs(values: Float[Tensor, "*k m"]) -> Values:
     """Signs and the mean magnitude: the one-bit message nearest to the values in squared distance (Bernstein et al. 2018)."""
     scale = values.abs().mean(-1).to(torch.float32).clamp_min(torch.finfo(torch.float32).tiny)
     return Values(torch.where(values < 0, -1, 1).to(torch.int8), scale, Coding.SIGNS)
+
+
+def telling_signs(sizes: Float[Tensor, "*k n"], most: int) -> Int64[Tensor, "*k"]:
+    """How many of the largest magnitudes, at most so many, tell most of a vector when sent as signs and their mean magnitude.
+
+    k signs times that mean leave |v|^2 - (sum_{i <= k} |v_i|)^2 / k untold, v sorted by magnitude.
+    """
+    told = sizes.topk(most).values.cumsum(-1).square() / torch.arange(1, most + 1, device=sizes.device)
+    return told.argmax(-1) + 1
 
 
 def round_gates(gates: Float[Tensor, "*k m"], bits: int, draw: Draw, purpose: str) -> Values:

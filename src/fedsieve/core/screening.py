@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from fedsieve.core.gates import LOG_ALPHA_LIMIT
-from fedsieve.core.packets import GATES, SCALED, Coding, Packet, Part, Values
+from fedsieve.core.packets import GATES, SCALED, SHARES, Coding, Packet, Part, Values
 from fedsieve.core.types import Algorithm, Exchanged, Reply, Stack, stacked
 
 KINDS = {Coding.FLOAT32: torch.float32, Coding.FLOAT16: torch.float16, Coding.UNIT8: torch.uint8}
@@ -86,7 +86,7 @@ def _far(
     algorithm: Algorithm, packet: Packet, replies: Sequence[Reply], finite: Bool[Tensor, " k"], limit: float, dtype: torch.dtype
 ) -> Bool[Tensor, " k"]:
     parts, stack = algorithm.said(packet.alone(), dtype), stacked(replies)
-    sent = {name: part.over(None, packet.size)[0] for name, part in parts.items() if name not in GATES}
+    sent = {name: part.over(None, packet.size)[0] for name, part in parts.items() if name not in GATES | SHARES}
     packets = [reply.packet.alone() for reply in replies] if stack is None else [stack]
     length = torch.cat([_distance(algorithm.said(said, dtype), sent, packet.size) for said in packets])
     model = _distance(parts, {}, packet.size)
@@ -94,8 +94,8 @@ def _far(
 
 
 def _distance(parts: dict[str, Part], sent: dict[str, Tensor], size: int) -> Float[Tensor, " k"]:
-    """The norm of each client's difference to what was sent, all parts together, gates apart."""
-    apart = [part.distance(sent.get(name), size) for name, part in parts.items() if name not in GATES]
+    """The norm of each client's difference to what was sent, all parts together, gates and shares apart."""
+    apart = [part.distance(sent.get(name), size) for name, part in parts.items() if name not in GATES | SHARES]
     return torch.stack(apart).square().sum(0).sqrt()
 
 
@@ -118,6 +118,8 @@ def _problem(
     largest += [float(scalar.abs().amax()) for name, scalar in said.scalars.items() if name in GATES]
     if any(size > GATE_LIMIT for size in largest):
         return f"a gate is outside its limits: log_alpha stays within +-{LOG_ALPHA_LIMIT:g}"
+    if any(float(end) != float(end.clamp(0, 1)) for name in SHARES & said.scalars.keys() for end in torch.aminmax(said.scalars[name])):
+        return f"{', '.join(sorted(SHARES & said.scalars.keys()))} is a part of all and lies between 0 and 1"
     if not (min(examples) >= 1 and max(examples) <= screen.most_examples):
         return f"it claims {max(examples)} examples; between 1 and {screen.most_examples} may be claimed"
     return None

@@ -15,7 +15,7 @@ from fedsieve import wire
 from fedsieve.algorithms import METHODS, algorithm_class
 from fedsieve.algorithms.method import Method
 from fedsieve.core.aggregation import Mean, Weighting
-from fedsieve.core.selection import exact_floor
+from fedsieve.core.selection import Schedule, exact_floor
 from fedsieve.core.types import Objective
 from fedsieve.data.partition import Partition
 from fedsieve.experiments.tasks import TASKS, Task, settings_of, task_of
@@ -258,6 +258,12 @@ class Run:
                 f"federation.partition label needs one class a row, and task {self.task} has none; use quantity, iid or clusters"
             )
         self.algorithm.final_budget(objective.layout)
+        typed = self.algorithm.start_density
+        if typed != type(self.algorithm).start_density and self.algorithm.course is Schedule.CONSTANT:
+            raise ValueError(
+                f"algorithm.start-density {typed:g} is where a falling schedule begins, and messages of this run have one density; "
+                "add --algorithm.schedule cubic or leave it out"
+            )
         if self.algorithm.needs_smoothness and not isinstance(objective, Linear):
             raise ValueError(
                 "algorithm.step-rule capped needs a bound on the curvature, which only linear models have; use polyak or constant"

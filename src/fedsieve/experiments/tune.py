@@ -27,6 +27,7 @@ SIZE = 12
 def configurations(method: Method, budget: int, fixed: frozenset[str] = frozenset()) -> list[dict[str, Any]]:
     """Settings to try in the place of the method's own, which come first: step size, batch, schedule; never what is fixed."""
     rate = "server_rate" if method.exchanges > 1 else "rate"
+    fixed |= {"schedule"} if "start_density" in fixed else set()  # where a schedule begins was typed: there is to be one
     own = vars(method) | {"schedule": method.course}
     found: list[dict[str, Any]] = [{}]
     for factor, batch, falling in product(FACTORS, (method.batch, *BATCHES), (False, True)):
