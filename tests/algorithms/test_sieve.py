@@ -196,17 +196,21 @@ def test_weights_travel_where_the_model_keeps_a_hundredth_or_less_unless_told(de
 
 
 @pytest.mark.parametrize(
-    ("options", "remembered"),
-    [({}, 0.97), ({"uplink": Uplink.WEIGHTS}, 0.98), ({"density": 0.01}, 0.98), ({"memory": 0.5}, 0.5), ({"memory": 0.0}, 0.0)],
+    ("options", "rows", "remembered", "power"),
+    [
+        ({}, 9.0, 0.97, 3),
+        ({}, 0.0, 0.97, 3),
+        ({}, 8.0, 0.98, 4),
+        ({"uplink": Uplink.WEIGHTS}, 9.0, 0.98, 4),
+        ({"memory": 0.5}, 9.0, 0.5, 3),
+        ({"memory": 0.0}, 8.0, 0.0, 4),
+    ],
 )
-def test_the_server_remembers_more_where_weights_travel_or_what_was_typed(options, remembered):
-    assert replace(SIEVE, **options).remembered == remembered
-
-
-@pytest.mark.parametrize(("options", "power"), [({}, 3), ({"uplink": Uplink.WEIGHTS}, 4)])
-def test_the_gates_target_falls_later_where_weights_travel(options, power):
+def test_where_a_round_says_little_the_server_remembers_more_unless_told_and_gates_close_later(options, rows, remembered, power):
     sieve, free = replace(SIEVE, **options), float(gates.active_probability(SIEVE.shape, torch.zeros(1))[0])
-    assert sieve.open_density(Clock(3, 10)) == pytest.approx(0.1 + (free - 0.1) * (1 - 0.5**power))
+    server = start(sieve, MODEL, 3, torch.float64)._replace(rows=torch.tensor(rows))
+    assert sieve.remembered(server) == remembered
+    assert sieve.open_density(server, Clock(3, 10)) == pytest.approx(0.1 + (free - 0.1) * (1 - 0.5**power))
 
 
 @pytest.mark.parametrize("rows", [9.0, 0.0])
@@ -382,7 +386,7 @@ def test_the_signs_of_fewer_than_five_replies_are_followed_in_shorter_steps(cloc
 
     def moved(count):
         replies = [Reply(i, reply, 8) for i in range(count)]
-        return SIEVE.aggregate(server, packet, replies, clock, draw()).weights - sent - 0.97 * kept
+        return replace(SIEVE, memory=0.9).aggregate(server, packet, replies, clock, draw()).weights - sent - 0.9 * kept
 
     assert moved(5).abs().max() > 0
     torch.testing.assert_close(moved(5), shorter * moved(1))

@@ -44,6 +44,10 @@ SPARSEST = 0.01
 """Density up to which weights travel: which of many alike are kept is decided by their size, of which signs say nothing (decision H15)."""
 LONG_SEARCH, SHARE = 0.8, 0.08
 """Parts of the rounds: the longest search, and its length times the density; where much is kept, numbers do more than a search (H14)."""
+FALL, LATE_FALL = 3, 4
+"""The expected density falls along 1 - t to this power, later where one round says little: gates are open for most of the search (H24)."""
+MEMORY, LONG_MEMORY = 0.97, 0.98
+"""How much of what a broadcast left out stays at the server, unless it is typed; more where one round says little (decision H24)."""
 FEW = 0.075
 """Rows a round has for each weight, below which the first choice of a support is little better than chance (decision H8)."""
 TRIAL = 0.5
@@ -61,12 +65,6 @@ class Uplink(StrEnum):
     """signs of the largest updates, `reach` times as many as the model keeps at most; an absent entry is no change"""
     WEIGHTS = "weights"
     """the largest weights, as many as the model keeps; an absent entry is zero"""
-
-
-FALL = {Uplink.UPDATES: 3, Uplink.WEIGHTS: 4}
-"""The expected density falls along 1 - t to this power: gates stay open for most of the search (decision H24)."""
-MEMORY = {Uplink.UPDATES: 0.97, Uplink.WEIGHTS: 0.98}
-"""How much of what a broadcast left out stays at the server, unless it is typed (decision H24)."""
 
 
 class Ending(StrEnum):
@@ -116,7 +114,7 @@ class Sieve(Method):
     server_rate: float = 1.0
     """the server's learning rate; along signs twice that, three times where rows are few"""
     memory: float | None = None
-    """how much of what a broadcast left out stays at the server (none: .97 where updates travel, .98 where weights do)"""
+    """how much of what a broadcast left out stays at the server (none: .97, or .98 where rows are few or weights travel)"""
     gate_rate: float = 0.3
     """step of log_alpha along the saliency, in units of its root mean square"""
     bits: Literal[32, 16, 8, 4] | None = None
@@ -156,22 +154,18 @@ class Sieve(Method):
         """Whether the support may still change."""
         return clock.round < self.searched * clock.rounds
 
-    def open_density(self, clock: Clock) -> float:
+    def open_density(self, server: Server, clock: Clock) -> float:
         """The mean P(z != 0) the exact dual asks for after this round: gates at log_alpha 0 first, the density when the search ends."""
         target = self.message_density(clock)
         free = float(gates.active_probability(self.shape, torch.zeros(1))[0])
         done = min((clock.round + 1) / (self.searched * clock.rounds), 1.0)
-        return target + max(free - target, 0.0) * (1 - done ** FALL[self.travels])
+        power = LATE_FALL if self.says_little(server) else FALL
+        return target + max(free - target, 0.0) * (1 - done**power)
 
     @property
     def travels(self) -> Uplink:
         """What clients send while searching."""
         return self.uplink or (Uplink.WEIGHTS if self.density <= SPARSEST else Uplink.UPDATES)
-
-    @property
-    def remembered(self) -> float:
-        """How much of what a broadcast left out stays at the server."""
-        return MEMORY[self.travels] if self.memory is None else self.memory
 
     def precision(self, *, fine: bool) -> int:
         """Bits a value; a broadcast is fine once the support is found: then rounding is the only noise there is."""
@@ -210,6 +204,14 @@ class Sieve(Method):
     def fewer_rows(server: Server, least: float) -> bool:
         """Whether rounds have had fewer rows for each weight, as far as is known."""
         return 0 < float(server.rows) < least * server.layout.gated
+
+    def says_little(self, server: Server) -> bool:
+        """Whether one round says little of what matters: its rows are few, or clients send weights, each its own choice."""
+        return self.travels is Uplink.WEIGHTS or self.fewer_rows(server, FEW)
+
+    def remembered(self, server: Server) -> float:
+        """How much of what a broadcast left out stays at the server."""
+        return self.memory if self.memory is not None else LONG_MEMORY if self.says_little(server) else MEMORY
 
     def boldness(self, server: Server, replies: int, clock: Clock) -> float:
         """The server's rate: more along signs, in proportion to how well so many know the mean; then 1, falling where rows suffice."""
@@ -371,14 +373,14 @@ class Sieve(Method):
             server = server._replace(signs=merged["signs"][0])
         rate = self.boldness(server, len(replies), clock)
         moved, moments = optimizers.step(self.server, server.moments, sent, -update, rate, momentum=self.server_momentum)
-        theta = moved + self.remembered * (server.weights - sent)
+        theta = moved + self.remembered(server) * (server.weights - sent)
         both = torch.cat([merged[name] for name in GATES])
         found = not self.searching(clock._replace(round=clock.round + 1))
         if found and self.ending is Ending.FROZEN:
             both = torch.tensor([LOG_ALPHA_LIMIT, -LOG_ALPHA_LIMIT]).to(both)
         chosen = self.chosen(theta, server.log_alpha, layout, self.message_density(clock) if found else self.sent(server, clock))
         kept = chosen[: layout.gated].to(dtype).mean()
-        shift = constraint.exact_shift(self.shape, both, self.open_density(clock), torch.stack((kept, 1 - kept)))
+        shift = constraint.exact_shift(self.shape, both, self.open_density(server, clock), torch.stack((kept, 1 - kept)))
         on, off = constraint.shifted(both, shift)
         if found and on < OPEN:
             on, off = self.parted(kept, self.message_density(clock))
