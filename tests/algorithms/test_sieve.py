@@ -10,7 +10,7 @@ from fedsieve.core import gates
 from fedsieve.core.aggregation import Mean
 from fedsieve.core.noise import Noise
 from fedsieve.core.packets import Coding
-from fedsieve.core.selection import Schedule, total_kept
+from fedsieve.core.selection import BudgetRule, Schedule, total_kept
 from fedsieve.core.streams import drawer, server_drawer
 from fedsieve.core.types import Batch, Clock, Reply
 from fedsieve.data.synthetic import Synthetic
@@ -108,8 +108,10 @@ def test_a_reply_says_how_many_of_the_updates_its_gates_let_count_tell_most_as_s
     assert float(120 * after.signs) == pytest.approx(7.5, rel=1e-6)
 
 
-@pytest.mark.parametrize("other", [{"private": Noise(1.0, 1.0, 1.0, 2)}, {"mean": Mean.MEDIAN}, {"uplink": Uplink.WEIGHTS}])
-def test_where_clients_are_hidden_or_not_trusted_or_send_weights_none_says_how_many_signs_it_would_send(other):
+@pytest.mark.parametrize(
+    "other", [{"private": Noise(1.0, 1.0, 1.0, 2)}, {"mean": Mean.MEDIAN}, {"budget": BudgetRule.ERK}, {"uplink": Uplink.WEIGHTS}]
+)
+def test_where_clients_are_hidden_or_not_trusted_or_layers_differ_or_weights_travel_none_says_how_many_signs_it_would_send(other):
     sieve = replace(SIEVE, **other)
     _, packet, client = begun(sieve=sieve)
     reply = sieve.client_reply(stepped(client, sieve=sieve), SEARCH, draw(step=4))

@@ -21,7 +21,7 @@ from fedsieve.core.aggregation import Mean, Weighting
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT, HardConcrete
 from fedsieve.core.optimizers import Moments, no_moments
 from fedsieve.core.packets import PRECISIONS, Packet, round_signs, sparse_packet, telling_signs
-from fedsieve.core.selection import Schedule, total_kept
+from fedsieve.core.selection import BudgetRule, Schedule, total_kept
 from fedsieve.core.streams import Draw
 from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
 
@@ -188,8 +188,12 @@ class Sieve(Method):
 
     @property
     def counts_signs(self) -> bool:
-        """Whether replies say how many signs would tell most: not where weights travel, clients are hidden, or none of them is trusted."""
-        return self.travels is Uplink.UPDATES and self.private is None and self.mean is Mean.WEIGHTED
+        """Whether replies say how many signs would tell most: not where weights travel, or clients are hidden or not trusted.
+
+        Nor where layers have budgets of their own: one number would not fit them all.
+        """
+        open_to_all = self.private is None and self.mean is Mean.WEIGHTED
+        return self.travels is Uplink.UPDATES and open_to_all and self.budget is BudgetRule.GLOBAL
 
     def most_signs(self, clock: Clock) -> float:
         """The part of all updates whose signs are sent at most: a multiple of what the model keeps, bounded, or what a broadcast holds."""
