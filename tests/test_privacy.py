@@ -134,7 +134,7 @@ def test_while_polishing_the_noise_of_sieve_stays_on_the_support():
     run = run_of("sieve", rounds=10)
     steps = list(execute(run, Problem(run)))
     before, after = steps[-2].round.server.weights, steps[-1].round.server.weights
-    kept = run.algorithm.memory * before
+    kept = run.algorithm.remembered(steps[-1].round.server) * before
     moved = ~torch.isclose(after, kept, rtol=1e-9)
     assert int(moved.sum()) <= 4
 
