@@ -118,8 +118,10 @@ def _problem(
     largest += [float(scalar.abs().amax()) for name, scalar in said.scalars.items() if name in GATES]
     if any(size > GATE_LIMIT for size in largest):
         return f"a gate is outside its limits: log_alpha stays within +-{LOG_ALPHA_LIMIT:g}"
-    if any(float(end) != float(end.clamp(0, 1)) for name in SHARES & said.scalars.keys() for end in torch.aminmax(said.scalars[name])):
-        return f"{', '.join(sorted(SHARES & said.scalars.keys()))} is a part of all and lies between 0 and 1"
+    for name in SHARES & said.scalars.keys():
+        share = said.scalars[name]
+        if not ((share >= 0) & (share <= 1)).all():
+            return f"{name} is a part of all and lies between 0 and 1"
     if not (min(examples) >= 1 and max(examples) <= screen.most_examples):
         return f"it claims {max(examples)} examples; between 1 and {screen.most_examples} may be claimed"
     return None
