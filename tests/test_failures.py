@@ -132,9 +132,9 @@ def first_replies(attack, strength, method="fed-avg"):
         run = run_of(method, failures, rounds=1)
         seen = []
 
-        def spy(algorithm, packet, came, cohort, screen, dtype, seen=seen):
+        def spy(algorithm, packet, came, cohort, clock, screen, dtype, seen=seen):
             seen.append(([reply.client for reply in came.replies], algorithm.moved(packet, came.replies, dtype)))
-            return screened(algorithm, packet, came, cohort, screen, dtype)
+            return screened(algorithm, packet, came, cohort, clock, screen, dtype)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("fedsieve.train.screened", spy)

@@ -46,6 +46,12 @@ def test_loss_and_gradient_are_those_of_autograd_for_every_client(loss):
 
 
 @pytest.mark.parametrize("loss", Loss)
+def test_the_empty_loss_is_that_of_a_model_of_zeros(loss):
+    objective, theta, batch = case(loss)
+    torch.testing.assert_close(objective.empty_loss(batch).double(), objective.gradient(torch.zeros_like(theta), batch)[0])
+
+
+@pytest.mark.parametrize("loss", Loss)
 def test_smoothness_bounds_the_curvature_of_all_rows_together(loss):
     objective, theta, batch = case(loss)
     rows = Batch(batch.x[0], batch.y[0])

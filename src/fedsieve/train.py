@@ -89,7 +89,7 @@ def train(
             packet = algorithm.broadcast(server, clock, draw)
             drawn = known_start and number == 0 and turn == 0
             came = exchange(clock, opening(seed, packet.size) if drawn else packet, cohort)
-            came = screened(algorithm, packet, came, cohort, screen, dtype)
+            came = screened(algorithm, packet, came, cohort, clock, screen, dtype)
             if came.replies:
                 server = algorithm.aggregate(server, packet, came.replies, clock, draw)
             if tune is not None:

@@ -29,8 +29,8 @@ def draw(round=0, step=0, clients=(0,)):
     return drawer(5, round, 0, step, list(clients), torch.float64, "cpu")
 
 
-def begun(clock=SEARCH, sieve=SIEVE, signs=0.0):
-    server = start(sieve, MODEL, 3, torch.float64)._replace(signs=torch.tensor(signs))
+def begun(clock=SEARCH, sieve=SIEVE, signs=0.0, width=-1.0):
+    server = start(sieve, MODEL, 3, torch.float64)._replace(signs=torch.tensor(signs), width=torch.tensor(width))
     packet = sieve.broadcast(server, clock, server_drawer(3, clock.round, 0, torch.float64, "cpu"))
     client = sieve.client_init(packet, MODEL.layout, clock, torch.float64)
     return server, packet, type(client)(*(part[None] if isinstance(part, torch.Tensor) else part for part in client))
@@ -193,8 +193,111 @@ def test_the_server_goes_twice_as_far_along_signs_and_thrice_where_rows_are_few(
 @pytest.mark.parametrize(("density", "sent"), [(0.005, "weights"), (0.01, "weights"), (0.011, "update"), (0.5, "update")])
 def test_weights_travel_where_the_model_keeps_a_hundredth_or_less_unless_told(density, sent):
     sieve = replace(SIEVE, density=density)
-    assert sieve.reply_fields >= {sent}
-    assert replace(sieve, uplink=Uplink.UPDATES).reply_fields >= {"update"}
+    _, packet, _ = begun(sieve=SIEVE)
+    assert sieve.answers(packet, SEARCH) >= {sent}
+    assert replace(sieve, uplink=Uplink.UPDATES).answers(packet, SEARCH) >= {"update"}
+
+
+FIRST = Clock(0, 10)
+
+
+@pytest.mark.parametrize(
+    ("density", "spread", "rows", "width"),
+    [
+        (0.05, 0.131, 1e9, -1.0),  # spread: the density decides, here for signs
+        (0.05, 0.129, 1e9, 0.3),  # narrow: weights, six times as many at first
+        (0.05, 0.129, 0.0091 * 120, 0.3),
+        (0.05, 0.129, 0.0089 * 120, 0.05),  # too few rows to fill so many
+        (0.005, 0.01, 1e9, 0.03),
+        (0.01, 0.19, 1e9, 0.0),  # signs at low densities, where weights would travel
+        (0.01, 0.21, 1e9, -1.0),
+        (0.6, 0.1, 1e9, 0.6),
+    ],
+)
+def test_how_far_the_first_updates_are_spread_decides_what_travels_and_how_wide_messages_begin(density, spread, rows, width):
+    assert replace(SIEVE, density=density).wanted(spread, rows, MODEL.layout) == pytest.approx(width)
+
+
+def test_the_first_replies_say_over_which_part_of_all_weights_their_updates_are_spread_and_the_server_decides_once():
+    server, packet, client = begun(FIRST)
+    update = torch.zeros(2, MODEL.layout.size, dtype=torch.float64)
+    update[0, :9], update[1, :6] = 0.5, -0.3
+    log_alpha = torch.where(update == 0.5, -12.0, 8.0).double()  # shut gates hide nothing here
+    held = client._replace(weights=packet.dense("weights", torch.float64) + update, log_alpha=log_alpha)
+    reply = SIEVE.client_reply(held, FIRST, draw(step=4, clients=(0, 1)))
+    torch.testing.assert_close(120 * reply.scalars["spread"], torch.tensor([9.0, 6.0]))
+    assert {*reply.fields, *reply.scalars} == SIEVE.answers(packet, FIRST)
+    replies = [Reply(i, reply.at(i), 40) for i in range(2)]
+    after = SIEVE.aggregate(server, packet, replies, FIRST, draw())
+    assert float(after.width) == pytest.approx(0.3)
+    later = SIEVE.broadcast(after, SEARCH, server_drawer(3, 2, 0, torch.float64, "cpu"))
+    said = later._replace(scalars={name: later.scalars[name] for name in ("kept_gate", "rest_gate")})
+    assert SIEVE.aggregate(after, later, [Reply(0, said, 40)], SEARCH, draw()).width == after.width
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"private": Noise(1.0, 1.0, 1.0, 2)}, {"mean": Mean.MEDIAN}, {"budget": BudgetRule.ERK}, *({"uplink": kind} for kind in Uplink)],
+)
+def test_where_clients_are_hidden_or_not_trusted_or_layers_differ_or_it_was_told_the_first_round_decides_nothing(other):
+    sieve = replace(SIEVE, **other)
+    _, packet, client = begun(FIRST, sieve)
+    reply = sieve.client_reply(stepped(client, FIRST, sieve=sieve), FIRST, draw(step=4))
+    assert "spread" not in {*reply.scalars, *sieve.answers(packet, FIRST), *sieve.reply_fields}
+
+
+@pytest.mark.parametrize(
+    ("density", "width", "clock", "field", "coding", "cut"),
+    [
+        (0.1, 0.3, SEARCH, "weights", Coding.HALVES4, True),
+        (0.1, 0.3, POLISH, "weights", Coding.HALVES4, True),
+        (0.1, 0.1, SEARCH, "weights", Coding.HALVES8, False),
+        (0.01, 0.0, SEARCH, "update", Coding.SIGNS, False),
+        (0.01, 0.0, POLISH, "update", Coding.HALVES4, False),
+    ],
+)
+def test_clients_do_what_the_broadcast_says_was_decided(density, width, clock, field, coding, cut):
+    sieve = replace(SIEVE, density=density)
+    _, packet, client = begun(clock, sieve, width=width)
+    assert float(packet.scalars["width"]) == pytest.approx(width)
+    held = stepped(client, clock, sieve=sieve)
+    reply = sieve.client_reply(held, clock, draw(step=4))
+    assert reply.fields[field].coding is coding and {*reply.fields, *reply.scalars} == sieve.answers(packet, clock)
+    most = total_kept(sieve.heeding(packet).message_budget(MODEL.layout, clock))
+    assert (int((held.weights != 0).sum()) <= most) is cut
+
+
+def test_what_was_typed_stands_whatever_is_decided():
+    sieve = replace(SIEVE, schedule=Schedule.CONSTANT, bits=16)
+    found = sieve.fitted(0.3)
+    assert (found.uplink, found.schedule, found.bits) == (Uplink.WEIGHTS, Schedule.CONSTANT, 16)
+    assert sieve.fitted(-1.0) is sieve
+
+
+def test_no_message_says_a_width_where_the_density_decides():
+    _, packet, _ = begun()
+    assert "width" not in packet.scalars
+
+
+def test_a_loss_above_that_of_no_model_at_all_makes_no_longer_step():
+    """Weights gone astray have any loss; the step is that of a loss of log 4."""
+    _, _, client = begun()
+    x = torch.randn(1, 8, 30, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    batch, far = Batch(x, torch.zeros(1, 8, dtype=torch.int64)), client._replace(weights=50 * torch.ones_like(client.weights).cumsum(-1))
+    gate = SIEVE.gate(far.log_alpha, MODEL.layout, SEARCH, draw())
+    loss, gradient = MODEL.gradient(far.weights * gate, batch)
+    assert loss > 4
+    step = SIEVE.rate * SIEVE.decay(SEARCH) * torch.log(torch.tensor(4.0)) / gradient.square().sum()
+    after = SIEVE.client_step(MODEL, far, batch, SEARCH, draw())
+    torch.testing.assert_close(far.weights - after.weights, (step * gate * gradient).double(), rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.usefixtures("few_test_rows")
+@pytest.mark.parametrize("rate", [0.5, 25.0])
+def test_rates_from_a_quarter_to_ten_times_the_usual_end_near_each_other(rate):
+    data = Synthetic(rows=2000, features=100, true_density=0.05)
+    best, other = (trained("lg", 0.05, data, Sieve(rate=each), rounds=30)[-1].row["accuracy"] for each in (2.0, rate))
+    assert other > best - 0.02
 
 
 @pytest.mark.parametrize(
@@ -259,7 +362,7 @@ def test_gates_are_open_while_searching_where_weights_travel_by_rule_and_only_th
 def test_messages_fall_where_weights_travel_by_rule_unless_told_and_local_steps_stay_whole(typed, kept):
     sieve, layout = replace(SIEVE, **{"density": 0.01, **typed}), Linear(loss=Loss.SQUARED, features=100, outputs=1).layout
     assert [total_kept(sieve.message_budget(layout, Clock(number, 10))) for number in range(6)] == kept
-    assert not sieve.projects
+    assert not sieve.cuts
 
 
 def carried(sieve, rows=8.0):
@@ -294,11 +397,12 @@ def test_under_a_falling_schedule_messages_are_the_schedules():
 @pytest.mark.parametrize(("private", "rows"), [(None, 12), (Noise(1.0, 1.0, 1.0, 2), 0)])
 def test_the_server_knows_the_mean_of_the_rows_its_rounds_had_unless_clients_are_hidden(private, rows):
     server, packet, client = begun()
-    reply = SIEVE.client_reply(stepped(client), SEARCH, draw(step=4)).at(0)
+    told = replace(SIEVE, uplink=Uplink.UPDATES)
+    reply = told.client_reply(stepped(client), SEARCH, draw(step=4)).at(0)
     for number, counts in enumerate(((3, 5), (7, 9))):
         replies = [Reply(i, reply, count) for i, count in enumerate(counts)]
         noise = server_drawer(3, number, 0, torch.float64, "cpu")
-        server = replace(SIEVE, private=private).aggregate(server, packet, replies, Clock(number, 10), noise)
+        server = replace(told, private=private).aggregate(server, packet, replies, Clock(number, 10), noise)
     assert server.rows == rows
 
 

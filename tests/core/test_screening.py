@@ -6,10 +6,11 @@ import torch
 from fedsieve.algorithms import METHODS, algorithm_class
 from fedsieve.core.packets import Coding, Packet, Values, opening
 from fedsieve.core.screening import Screen, screened
-from fedsieve.core.types import Bytes, Exchanged, Reply
+from fedsieve.core.types import Bytes, Clock, Exchanged, Reply
 
 SIZE = 12
 METHOD = algorithm_class("fed-avg")(density=0.5)
+CLOCK = Clock(0, 10)
 
 
 def packet(values, support=None, field="theta", size=SIZE):
@@ -25,7 +26,7 @@ def moved_by(step):
 
 def screen(replies, cohort=None, **limits):
     came = Exchanged(replies, [(99, "lost on the way")], Bytes(), Bytes())
-    found = screened(METHOD, SENT, came, list(range(len(replies))) if cohort is None else cohort, Screen(**limits), torch.float32)
+    found = screened(METHOD, SENT, came, list(range(len(replies))) if cohort is None else cohort, CLOCK, Screen(**limits), torch.float32)
     assert (99, "lost on the way") in found.rejected
     return [reply.client for reply in found.replies], dict(found.rejected)
 
@@ -127,6 +128,7 @@ def test_a_reply_that_repeats_the_broadcast_has_no_difference(method):
 @pytest.mark.parametrize(
     ("name", "sound", "wrong", "reason"),
     [
+        ("spread", 1.0, (1.5, -1e-9), "lies between 0 and 1"),
         ("kept_gate", 12.0, (13.0, -1e30), "outside its limits"),
         ("rest_gate", 12.0, (13.0, -1e30), "outside its limits"),
         ("signs", 1.0, (1.5, -1e-9), "lies between 0 and 1"),
@@ -134,14 +136,14 @@ def test_a_reply_that_repeats_the_broadcast_has_no_difference(method):
 )
 def test_a_gate_or_a_share_outside_its_limits_is_rejected(name, sound, wrong, reason):
     algorithm = algorithm_class("sieve")(density=0.5)
-    usual = {"kept_gate": torch.tensor(1.0), "rest_gate": torch.tensor(0.0), "signs": torch.tensor(0.1)}
+    usual = {"kept_gate": torch.tensor(1.0), "rest_gate": torch.tensor(0.0), "signs": torch.tensor(0.1), "spread": torch.tensor(0.1)}
 
     def reply(number):
         return packet(torch.ones(SIZE), field="update")._replace(scalars=usual | {name: torch.tensor(number)})
 
     sent = packet(torch.ones(SIZE), field="weights")._replace(scalars=usual)
     came = Exchanged([Reply(i, reply(number), 1) for i, number in enumerate((sound, *wrong))], [], Bytes(), Bytes())
-    found = screened(algorithm, sent, came, [0, 1, 2], Screen(), torch.float32)
+    found = screened(algorithm, sent, came, [0, 1, 2], CLOCK, Screen(), torch.float32)
     assert [r.client for r in found.replies] == [0]
     assert all(reason in dict(found.rejected)[client] for client in (1, 2))
 
@@ -149,9 +151,9 @@ def test_a_gate_or_a_share_outside_its_limits_is_rejected(name, sound, wrong, re
 def test_how_many_signs_a_reply_asks_for_is_no_distance():
     """A reply that moves little is not far because it asks for more signs than were sent."""
     algorithm = algorithm_class("sieve")(density=0.5)
-    scalars = {"kept_gate": torch.tensor(1.0), "rest_gate": torch.tensor(0.0), "signs": torch.tensor(1e-6)}
+    scalars = {"kept_gate": torch.tensor(1.0), "rest_gate": torch.tensor(0.0), "signs": torch.tensor(1e-6), "spread": torch.tensor(0.1)}
     sent = packet(torch.full((SIZE,), 1e-6), field="weights")._replace(scalars=scalars)
     small = packet(torch.full((SIZE,), 1e-6), field="update")
     asking = [small._replace(scalars=scalars | {"signs": torch.tensor(asked)}) for asked in (1e-6, 1e-6, 1.0)]
     came = Exchanged([Reply(i, said, 1) for i, said in enumerate(asking)], [], Bytes(), Bytes())
-    assert not screened(algorithm, sent, came, [0, 1, 2], Screen(norm_limit=2.0), torch.float32).rejected
+    assert not screened(algorithm, sent, came, [0, 1, 2], CLOCK, Screen(norm_limit=2.0), torch.float32).rejected

@@ -46,9 +46,13 @@ def test_sparse_rows_give_the_dense_result(name):
     torch.testing.assert_close(sparse[0], dense[0], atol=1e-6, rtol=0)
 
 
-def test_sieve_keeps_the_same_weights_in_sparse_steps():
-    algorithm = Sieve(density=0.05, steps=6, batch=8, bits=32, uplink=Uplink.WEIGHTS, schedule=Schedule.CUBIC, start_density=0.3)
+@pytest.mark.parametrize("typed", [{"uplink": Uplink.WEIGHTS, "schedule": Schedule.CUBIC, "start_density": 0.3}, {}])
+def test_sieve_keeps_the_same_weights_in_sparse_steps(typed, monkeypatch):
+    """Typed, or because the first round decides for falling messages of weights."""
+    monkeypatch.setattr("fedsieve.algorithms.sieve.NARROW", 1.0)
+    algorithm = Sieve(density=0.05, steps=6, batch=8, bits=32, **typed)
     dense, sparse = outcome(algorithm, False), outcome(algorithm, True)
+    assert (sparse[1].server.width > 0.05) is not bool(typed)
     assert torch.equal(dense[0] != 0, sparse[0] != 0)
     torch.testing.assert_close(sparse[0], dense[0], atol=1e-6, rtol=0)
 

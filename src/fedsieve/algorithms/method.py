@@ -133,6 +133,10 @@ class Method:
         """What a client's packet is made of."""
         return frozenset({"theta"})
 
+    def answers(self, packet: Packet, clock: Clock) -> frozenset[str]:
+        """What replies to a packet are made of: the same in every round."""
+        return self.reply_fields
+
     @property
     def projects(self) -> bool:
         """Whether a local step compares all weights with each other, so that none that is not zero may be left out of sight."""

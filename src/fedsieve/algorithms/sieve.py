@@ -2,12 +2,13 @@
 
 First part of the rounds, searching: the uplink carries the signs of the largest *updates*, as many as tell most of them, the
 downlink weights on trial beside those it keeps, and the server remembers what it does not send. Last part, polishing: the support
-stands, the uplink carries its updates as numbers.
+stands, the uplink carries its updates as numbers. Where the first round's updates lie in few weights, weights travel instead.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -42,6 +43,13 @@ COARSE, FINE = 4, 8
 """Bits a value, unless they are typed: coarse for updates and for broadcasts that gates' noise hides, fine for others (decision H19)."""
 SPARSEST = 0.01
 """Density up to which weights travel: which of many alike are kept is decided by their size, of which signs say nothing (decision H15)."""
+NARROW, EVEN = 0.13, 0.2
+"""Parts of all weights that the first round's updates are spread over: below the first weights travel at every density, below the
+second signs do (decision H25)."""
+FILLED = 0.03
+"""Rows a round has for each weight of a wide message, below which messages of weights are as narrow as the model from the start."""
+BY_DENSITY = -1.0
+"""The width of messages where the density alone decides what travels."""
 LONG_SEARCH, SHARE = 0.8, 0.08
 """Parts of the rounds: the longest search, and its length times the density; where much is kept, numbers do more than a search (H14)."""
 FALL, LATE_FALL = 3, 4
@@ -87,6 +95,8 @@ class Server(NamedTuple):
     """how many a round has had so far, in the mean; 0 where clients are hidden"""
     signs: Tensor
     """the part of all updates whose signs say most, in the mean of the last replies; 0 where nobody has said"""
+    width: Tensor
+    """what the first round decided: weights travel, in messages of this density at first, or 0: signs do; below 0 the density decides"""
     layout: Layout
 
 
@@ -118,11 +128,11 @@ class Sieve(Method):
     gate_rate: float = 0.3
     """step of log_alpha along the saliency, in units of its root mean square"""
     bits: Literal[32, 16, 8, 4] | None = None
-    """precision of the values in messages (none: 4 where updates travel, but 8 in broadcasts once the support is found; 8 elsewhere)"""
+    """precision of the values in messages (none: by rule; 4 where updates travel, but 8 in broadcasts once the support is found)"""
     schedule: Schedule | None = None
-    """how the density of messages falls to its target (none: cubic where weights travel by rule, at densities up to .01, else constant)"""
+    """how the density of messages falls to its target (none: cubic where weights travel by rule and rows fill them, else constant)"""
     uplink: Uplink | None = None
-    """what clients send while searching (none: signs of many updates, or the largest weights at densities up to .01)"""
+    """what clients send while searching (none: by the first round; signs of many updates, or weights where few matter)"""
     reach: float = 4.0
     """signs of updates a client sends at most while searching, over the weights the model keeps; never above .15 of all or what it keeps"""
     search: float | None = None
@@ -137,6 +147,39 @@ class Sieve(Method):
         at_least(1, reach=self.reach)
         fraction(search=self.searched)
         above_zero(search=self.searched)
+
+    # What the first round decides
+
+    def measures(self, clock: Clock) -> bool:
+        """Whether this is the round that shows what is to travel: the first, where it is left open and replies may tell."""
+        return self.uplink is None and self.trusting and clock.round == 0
+
+    @property
+    def trusting(self) -> bool:
+        """Whether replies may say what messages should be: not where clients are hidden or not trusted.
+
+        Nor where layers have budgets of their own: one number would not fit them all.
+        """
+        return self.private is None and self.mean is Mean.WEIGHTED and self.budget is BudgetRule.GLOBAL
+
+    def wanted(self, spread: float, rows: float, layout: Layout) -> float:
+        """The width of messages by what the first round told: over which part of all weights updates are spread, and its rows (H25).
+
+        Spread over few, weights tell more than signs; then wide messages, which fall, where rows fill them. Spread less than evenly,
+        signs tell more than weights at low densities too.
+        """
+        if spread < NARROW:
+            wide = max(self.first_density, self.density)
+            return wide if rows >= FILLED * wide * layout.gated else self.density
+        return 0.0 if self.density <= SPARSEST and spread < EVEN else BY_DENSITY
+
+    def fitted(self, width: float) -> "Sieve":
+        """The method with what it left open filled in."""
+        return self if width < 0 else _filled(self, width)
+
+    def heeding(self, packet: Packet) -> "Sieve":
+        """The method as a broadcast asks for it."""
+        return self.fitted(float(packet.scalars.get("width", BY_DENSITY)))
 
     # Schedules
 
@@ -165,16 +208,18 @@ class Sieve(Method):
     @property
     def travels(self) -> Uplink:
         """What clients send while searching."""
-        return self.uplink or (Uplink.WEIGHTS if self.density <= SPARSEST else Uplink.UPDATES)
+        return self.uplink or (Uplink.WEIGHTS if self.density <= SPARSEST and self.budget is BudgetRule.GLOBAL else Uplink.UPDATES)
 
     def precision(self, *, fine: bool) -> int:
         """Bits a value; a broadcast is fine once the support is found: then rounding is the only noise there is."""
         return self.bits or (COARSE if self.travels is Uplink.UPDATES and not fine else FINE)
 
-    @property
-    def pace(self) -> float:
-        """Of steps of weights and gates: gentle where a model keeps so few that its loss stays far from 0, which Polyak's step aims at."""
-        return GENTLE if self.fewest else 1.0
+    def pace(self, clock: Clock) -> float:
+        """Of steps of weights and gates: gentle where a model keeps so few that its loss stays far from 0, which Polyak's step aims at.
+
+        Not in the round that shows how far updates are spread, which steps of another length would change.
+        """
+        return GENTLE if self.fewest and not self.measures(clock) else 1.0
 
     @property
     def fewest(self) -> bool:
@@ -188,12 +233,8 @@ class Sieve(Method):
 
     @property
     def counts_signs(self) -> bool:
-        """Whether replies say how many signs would tell most: not where weights travel, or clients are hidden or not trusted.
-
-        Nor where layers have budgets of their own: one number would not fit them all.
-        """
-        open_to_all = self.private is None and self.mean is Mean.WEIGHTED
-        return self.travels is Uplink.UPDATES and open_to_all and self.budget is BudgetRule.GLOBAL
+        """Whether replies say how many signs would tell most: not where weights travel."""
+        return self.travels is Uplink.UPDATES and self.trusting
 
     def most_signs(self, clock: Clock) -> float:
         """The part of all updates whose signs are sent at most: a multiple of what the model keeps, bounded, or what a broadcast holds."""
@@ -257,18 +298,21 @@ class Sieve(Method):
     def init(self, layout: Layout, weights: Float[Tensor, " p"], draw: Draw) -> Server:
         """All gates alike."""
         none = torch.zeros_like(weights[0])
-        return Server(weights, opened(torch.zeros_like(weights), layout), none, no_moments(weights), none, none, layout)
+        log_alpha = opened(torch.zeros_like(weights), layout)
+        return Server(weights, log_alpha, none, no_moments(weights), none, none, torch.full_like(none, BY_DENSITY), layout)
 
     def broadcast(self, server: Server, clock: Clock, draw: Draw) -> Packet:
-        """The largest m weights and those on trial, and the two log_alpha."""
-        chosen = self.chosen(server.weights, server.log_alpha, server.layout, self.sent(server, clock))
-        packet = sparse_packet(
-            selection.positions(chosen), {"weights": server.weights}, self.precision(fine=not self.searching(clock)), draw
-        )
+        """The largest m weights and those on trial, and the two log_alpha; where it is not the density's, what is to travel."""
+        now = self.fitted(float(server.width))
+        chosen = now.chosen(server.weights, server.log_alpha, server.layout, now.sent(server, clock))
+        bits = now.precision(fine=not now.searching(clock))
+        packet = sparse_packet(selection.positions(chosen), {"weights": server.weights}, bits, draw)
         packet.scalars.update(two_means(server.log_alpha, chosen, server.layout))
-        asked = self.signs(server, clock)
-        if self.searching(clock) and asked < self.most_signs(clock):
+        asked = now.signs(server, clock)
+        if now.searching(clock) and asked < now.most_signs(clock):
             packet.scalars["signs"] = torch.tensor(asked, dtype=torch.float32)
+        if server.width >= 0:
+            packet.scalars["width"] = server.width.to(torch.float32)
         return packet
 
     def client_init(self, packet: Packet, layout: Layout, clock: Clock, dtype: torch.dtype) -> Client:
@@ -280,23 +324,24 @@ class Sieve(Method):
     def client_step(self, objective: Objective, client: Client, batch: Batch, clock: Clock, draw: Draw) -> Client:
         """theta~ -= eta z g; phi -= gate_rate * saliency / rms, saliency = theta~ g, rms over m entries; both at the method's pace.
 
-        Polyak's step divides by the whole gradient, also where gates are shut: by z g it would grow manyfold as they close.
+        Polyak's step divides by the whole gradient, also where gates are shut: by z g it would grow manyfold as they close. It counts a
+        loss above that of no model at all as that one: a step that went too far is not followed by a longer one (decision H26).
         """
-        layout = objective.layout
-        gate = self.gate(client.log_alpha, layout, clock, draw)
+        now, layout = self.heeding(client.packet), objective.layout
+        gate = now.gate(client.log_alpha, layout, clock, draw)
         loss, gradient = objective.gradient(client.weights * gate, batch)
-        size = self.pace * self.step_size(loss, gradient, batch, clock)
-        gradient = optimizers.clipped(gradient, self.clip)
+        size = now.pace(clock) * now.step_size(loss.minimum(objective.empty_loss(batch)), gradient, batch, clock)
+        gradient = optimizers.clipped(gradient, now.clip)
         saliency = selection.shared(client.weights * gradient, layout.groups)
-        kept = total_kept(self.message_budget(client.layout, clock))
+        kept = total_kept(now.message_budget(client.layout, clock))
         rms = (saliency.square().sum(-1, keepdim=True) / kept).sqrt().clamp_min(torch.finfo(saliency.dtype).tiny)
-        log_alpha = (client.log_alpha - self.pace * self.gate_rate * saliency / rms).clamp(-ROUND_LIMIT, ROUND_LIMIT)
-        if self.ending is Ending.FROZEN and not self.searching(clock):
+        log_alpha = (client.log_alpha - now.pace(clock) * now.gate_rate * saliency / rms).clamp(-ROUND_LIMIT, ROUND_LIMIT)
+        if now.ending is Ending.FROZEN and not now.searching(clock):
             log_alpha = client.log_alpha
         log_alpha = opened(log_alpha, layout)
         weights = client.weights - size * gate * gradient
-        if self.projects:
-            weights = self.projected(weights, log_alpha, client.layout, layout, clock)
+        if now.cuts:
+            weights = now.projected(weights, log_alpha, client.layout, layout, clock)
         return client._replace(weights=weights, log_alpha=log_alpha)
 
     def gate(self, log_alpha: Float[Tensor, "k n"], layout: Layout, clock: Clock, draw: Draw) -> Float[Tensor, "k n"]:
@@ -311,9 +356,14 @@ class Sieve(Method):
         return gates.sample(self.shape, log_alpha, noise).value
 
     @property
-    def projects(self) -> bool:
-        """Where weights travel under a falling schedule, not by rule, a local step keeps only as many as a message holds (H9)."""
+    def cuts(self) -> bool:
+        """Where weights travel under a falling schedule, not by density, a local step keeps only as many as a message holds (H9)."""
         return self.uplink is Uplink.WEIGHTS and self.course is not Schedule.CONSTANT
+
+    @property
+    def projects(self) -> bool:
+        """Whether local steps may be cut."""
+        return self.cuts or (self.uplink is None and self.trusting)
 
     def projected(
         self, weights: Float[Tensor, "k n"], log_alpha: Float[Tensor, "k n"], whole: Layout, layout: Layout, clock: Clock
@@ -330,8 +380,14 @@ class Sieve(Method):
 
     @property
     def reply_fields(self) -> frozenset[str]:
-        """Updates or weights, the two log_alpha, and how many signs would tell most."""
-        return frozenset({self.field, *GATES, *(("signs",) if self.counts_signs else ())})
+        """All that replies of some round may hold."""
+        left_open = frozenset({"update", "weights", "signs", "spread"}) if self.uplink is None and self.trusting else frozenset()
+        return left_open | {self.field, *GATES, *(("signs",) if self.counts_signs else ())}
+
+    def answers(self, packet: Packet, clock: Clock) -> frozenset[str]:
+        """Updates or weights, the two log_alpha, how many signs would tell most, and in the first round how far updates are spread."""
+        now, told = self.heeding(packet), ("spread",) if self.measures(clock) else ()
+        return frozenset({now.field, *GATES, *told, *(("signs",) if now.counts_signs else ())})
 
     @property
     def field(self) -> str:
@@ -340,54 +396,54 @@ class Sieve(Method):
 
     def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
         """Searching: signs of the largest updates, or the largest weights. Polishing: numbers for the broadcast's support."""
-        weights, density = client.weights, self.message_density(clock)
-        kept = self.chosen(weights, client.log_alpha, client.layout, density)
-        vector = weights - client.packet.dense("weights", weights.dtype) if self.travels is Uplink.UPDATES else weights
-        if not self.searching(clock):
+        now, weights, layout = self.heeding(client.packet), client.weights, client.layout
+        kept = now.chosen(weights, client.log_alpha, layout, now.message_density(clock))
+        vector = weights - client.packet.dense("weights", weights.dtype) if now.travels is Uplink.UPDATES else weights
+        if not now.searching(clock):
             sent = (client.packet.mask(weights.dtype) > 0).expand_as(weights)
-        elif self.travels is Uplink.UPDATES:
-            asked = client.packet.scalars.get("signs", self.most_signs(clock))
-            sent = self.chosen(vector, client.log_alpha, client.layout, float(asked))
+        elif now.travels is Uplink.UPDATES:
+            asked = client.packet.scalars.get("signs", now.most_signs(clock))
+            sent = now.chosen(vector, client.log_alpha, layout, float(asked))
         else:
             sent = kept
         support = selection.positions(sent)
-        packet = sparse_packet(support, {self.field: vector}, self.precision(fine=False), draw)
-        if self.searching(clock) and self.travels is Uplink.UPDATES:
-            packet.fields[self.field] = round_signs(vector.gather(-1, support))
-        packet.scalars.update(two_means(client.log_alpha, kept, client.layout))
-        if self.counts_signs:
-            packet.scalars["signs"] = self.telling(vector, client.log_alpha, client.layout, clock)
+        packet = sparse_packet(support, {now.field: vector}, now.precision(fine=False), draw)
+        if now.searching(clock) and now.travels is Uplink.UPDATES:
+            packet.fields[now.field] = round_signs(vector.gather(-1, support))
+        packet.scalars.update(two_means(client.log_alpha, kept, layout))
+        if now.counts_signs:
+            most = selection.kept_count(now.most_signs(clock), layout.gated)
+            packet.scalars["signs"] = telling(now.score(vector, client.log_alpha), most, layout)
+        if self.measures(clock):
+            packet.scalars["spread"] = telling((weights - client.packet.dense("weights", weights.dtype)).abs(), layout.gated, layout)
         return packet
-
-    def telling(self, update: Float[Tensor, "k p"], log_alpha: Float[Tensor, "k p"], layout: Layout, clock: Clock) -> Float[Tensor, " k"]:
-        """The part of all updates whose signs would tell most of them, each counted as often as its gate is open."""
-        sizes = self.score(update, log_alpha)[..., : layout.gated]
-        most = selection.kept_count(self.most_signs(clock), layout.gated)
-        return (telling_signs(sizes, most) / layout.gated).to(torch.float32)
 
     def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
         """theta <- sent + server step along the mean update + memory * (what the broadcast left out); then the dual, solved."""
-        dtype, layout = server.weights.dtype, server.layout
+        now, dtype, layout = self.heeding(packet), server.weights.dtype, server.layout
         sent = packet.dense("weights", dtype)
-        merged = self.merged(packet, replies, server.weights, clock, draw)
-        update = merged[self.field] - (sent if self.travels is Uplink.WEIGHTS else 0)
-        if self.private is None:
+        merged = now.merged(packet, replies, server.weights, clock, draw)
+        update = merged[now.field] - (sent if now.travels is Uplink.WEIGHTS else 0)
+        if now.private is None:
             server = server._replace(rows=server.rows + (sum(examples(replies)) - server.rows) / (clock.round + 1))
-        if self.counts_signs:
+        if now.counts_signs:
             server = server._replace(signs=merged["signs"][0])
-        rate = self.boldness(server, len(replies), clock)
-        moved, moments = optimizers.step(self.server, server.moments, sent, -update, rate, momentum=self.server_momentum)
-        theta = moved + self.remembered(server) * (server.weights - sent)
+        if self.measures(clock):
+            width = self.wanted(float(merged["spread"][0]), float(server.rows), layout)
+            server = server._replace(width=torch.full_like(server.width, width))
+        rate = now.boldness(server, len(replies), clock)
+        moved, moments = optimizers.step(now.server, server.moments, sent, -update, rate, momentum=now.server_momentum)
+        theta = moved + now.remembered(server) * (server.weights - sent)
         both = torch.cat([merged[name] for name in GATES])
-        found = not self.searching(clock._replace(round=clock.round + 1))
-        if found and self.ending is Ending.FROZEN:
+        found = not now.searching(clock._replace(round=clock.round + 1))
+        if found and now.ending is Ending.FROZEN:
             both = torch.tensor([LOG_ALPHA_LIMIT, -LOG_ALPHA_LIMIT]).to(both)
-        chosen = self.chosen(theta, server.log_alpha, layout, self.message_density(clock) if found else self.sent(server, clock))
+        chosen = now.chosen(theta, server.log_alpha, layout, now.message_density(clock) if found else now.sent(server, clock))
         kept = chosen[: layout.gated].to(dtype).mean()
-        shift = constraint.exact_shift(self.shape, both, self.open_density(server, clock), torch.stack((kept, 1 - kept)))
+        shift = constraint.exact_shift(now.shape, both, now.open_density(server, clock), torch.stack((kept, 1 - kept)))
         on, off = constraint.shifted(both, shift)
         if found and on < OPEN:
-            on, off = self.parted(kept, self.message_density(clock))
+            on, off = now.parted(kept, now.message_density(clock))
         log_alpha = opened(torch.where(chosen, on, off), layout)
         return server._replace(weights=theta, log_alpha=log_alpha, multiplier=-shift, moments=moments)
 
@@ -414,8 +470,25 @@ class Sieve(Method):
         return server.weights * gates.at_test_time(self.shape, server.log_alpha)
 
     def info(self, server: Server) -> dict[str, Tensor]:
-        """Density as expected and at test time, the shift of the exact dual, the violation."""
-        return facts(self.shape, server, self.density)
+        """Density as expected and at test time, the shift of the exact dual, the violation, and the density of messages."""
+        log_alpha = server.log_alpha[: server.layout.gated]
+        return facts(self.shape, server, self.density) | {"message_density": (log_alpha == log_alpha.amax()).to(log_alpha).mean()}
+
+
+@lru_cache(maxsize=64)
+def _filled(method: Sieve, width: float) -> Sieve:
+    """The method with its open options set for messages of weights that begin so wide, or, at 0, for signs of updates."""
+    if width == 0:
+        return replace(method, uplink=Uplink.UPDATES)
+    rule = Schedule.CUBIC if width > 1.01 * method.density else Schedule.CONSTANT  # the width was rounded on its way
+    schedule = method.schedule or rule
+    bits = method.bits or (FINE if schedule is Schedule.CONSTANT else COARSE)
+    return replace(method, uplink=Uplink.WEIGHTS, schedule=schedule, bits=bits)
+
+
+def telling(sizes: Float[Tensor, "k p"], most: int, layout: Layout) -> Float[Tensor, " k"]:
+    """The part of all magnitudes, free coordinates apart, that tells most of a vector when sent as signs: at most so many of them."""
+    return (telling_signs(sizes[..., : layout.gated], most) / layout.gated).to(torch.float32)
 
 
 def two_means(log_alpha: Float[Tensor, "*k p"], chosen: Bool[Tensor, "*k p"], layout: Layout) -> dict[str, Float[Tensor, "*k"]]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsieve.core.gates import LOG_ALPHA_LIMIT
 from fedsieve.core.packets import GATES, SCALED, SHARES, Coding, Packet, Part, Values
-from fedsieve.core.types import Algorithm, Exchanged, Reply, Stack, stacked
+from fedsieve.core.types import Algorithm, Clock, Exchanged, Reply, Stack, stacked
 
 KINDS = {Coding.FLOAT32: torch.float32, Coding.FLOAT16: torch.float16, Coding.UNIT8: torch.uint8}
 """How codes are held; of all others as int8."""
@@ -29,14 +29,17 @@ class Screen:
     """examples a client may claim"""
 
 
-def screened(algorithm: Algorithm, packet: Packet, came: Exchanged, cohort: Sequence[int], screen: Screen, dtype: torch.dtype) -> Exchanged:
+def screened(
+    algorithm: Algorithm, packet: Packet, came: Exchanged, cohort: Sequence[int], clock: Clock, screen: Screen, dtype: torch.dtype
+) -> Exchanged:
     """The replies that may count; the others beside those rejected already, each with its reason.
 
     Form, claims and gates first, reply by reply. Then the norms: a difference in weights is too long if it is `norm_limit` times the
     cohort's median and longer than what was broadcast. Where most clients have come to rest an honest one may still move a million
     times as far as the median, but hardly as far as the whole model.
     """
-    if isinstance(came.replies, Stack) and _all_sound(algorithm, packet, came.replies, cohort, screen, dtype):
+    expected = algorithm.answers(packet, clock)
+    if isinstance(came.replies, Stack) and _all_sound(algorithm, packet, came.replies, cohort, expected, screen, dtype):
         return came
     sound: list[Reply] = []
     rejected = list(came.rejected)
@@ -44,7 +47,7 @@ def screened(algorithm: Algorithm, packet: Packet, came: Exchanged, cohort: Sequ
     for reply in came.replies:
         problem = "it was not asked, or has answered already"
         if reply.client in waited:
-            problem = _problem(algorithm, packet, reply.packet, (), [reply.examples], screen)
+            problem = _problem(expected, packet, reply.packet, (), [reply.examples], screen)
         waited.discard(reply.client)
         if problem is None:
             sound.append(reply)
@@ -64,10 +67,18 @@ def screened(algorithm: Algorithm, packet: Packet, came: Exchanged, cohort: Sequ
     return came._replace(replies=[reply for reply, no in zip(sound, refused, strict=True) if not no], rejected=rejected)
 
 
-def _all_sound(algorithm: Algorithm, packet: Packet, stack: Stack, cohort: Sequence[int], screen: Screen, dtype: torch.dtype) -> bool:
+def _all_sound(
+    algorithm: Algorithm,
+    packet: Packet,
+    stack: Stack,
+    cohort: Sequence[int],
+    expected: frozenset[str],
+    screen: Screen,
+    dtype: torch.dtype,
+) -> bool:
     """One look at all replies; where something is wrong, a look at each says with which."""
     asked = set(stack.clients) <= set(cohort) and len(set(stack.clients)) == len(stack)
-    if not asked or _problem(algorithm, packet, stack.packet, (len(stack),), stack.examples, screen) or not _is_finite(stack.packet):
+    if not asked or _problem(expected, packet, stack.packet, (len(stack),), stack.examples, screen) or not _is_finite(stack.packet):
         return False
     if screen.norm_limit == inf:
         return True
@@ -100,12 +111,12 @@ def _distance(parts: dict[str, Part], sent: dict[str, Tensor], size: int) -> Flo
 
 
 def _problem(
-    algorithm: Algorithm, packet: Packet, said: Packet, among: tuple[int, ...], examples: Sequence[float], screen: Screen
+    expected: frozenset[str], packet: Packet, said: Packet, among: tuple[int, ...], examples: Sequence[float], screen: Screen
 ) -> str | None:
     """What is wrong with one reply, or with a stack of them (`among` its client axis), numbers aside."""
     named = {*said.fields, *said.scalars}
-    if said.seed is not None or named != algorithm.reply_fields:
-        return f"it holds {', '.join(sorted(named)) or 'nothing'}; expected {', '.join(sorted(algorithm.reply_fields))}"
+    if said.seed is not None or named != expected:
+        return f"it holds {', '.join(sorted(named)) or 'nothing'}; expected {', '.join(sorted(expected))}"
     if said.size != packet.size:
         return f"it is for {said.size} parameters; this model has {packet.size}"
     if said.support is not None and not _is_support(said.support, said.size, among):

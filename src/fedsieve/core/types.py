@@ -157,6 +157,10 @@ class Objective(Protocol):
         """What the model says of rows x (n, ...): predictions or logits."""
         ...
 
+    def empty_loss(self, batch: Batch) -> Tensor:
+        """Mean loss (*k,) of a model whose weights are all zero; inf where that says nothing."""
+        ...
+
     def smoothness(self, rows: Batch, batch: int) -> Tensor:
         """L of the mini-batch loss of one client that owns `rows`."""
         ...
@@ -188,7 +192,11 @@ class Algorithm(Protocol):
 
     @property
     def reply_fields(self) -> frozenset[str]:
-        """Fields and scalars of a client's packet; another packet is refused."""
+        """Fields and scalars that some client's packet may hold."""
+        ...
+
+    def answers(self, packet: Packet, clock: Clock) -> frozenset[str]:
+        """Those of replies to a packet; another reply is refused."""
         ...
 
     @property

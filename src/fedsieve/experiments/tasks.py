@@ -38,10 +38,6 @@ MEASURES = {
 
 IMAGES = {**FALLING, "rate": 3.0, "batch": 64, "scaling_rate": 0.3, "step_gates": GateNoise.SAMPLED}
 """For softmax on images; the last two are FLoPS-PA's: with the schedule it may close gates sooner."""
-WHOLE = {"uplink": Uplink.WEIGHTS}
-"""For sieve where tens of thousands of weights each matter a little: weights as they are, not signs of updates (decision H3)."""
-SIGNED = {"uplink": Uplink.UPDATES}
-"""For sieve on images of digits: signs at every density, MNIST at 1 % needs them (decision H15)."""
 BOUNDED = {"step_rule": StepRule.CAPPED}
 """Steps of at most 1/L: Polyak's aims at a loss of 0, which noisy targets and models smaller than a batch do not have (decision F10)."""
 FEW_VALUES = 20
@@ -50,8 +46,8 @@ MOST_BOUNDED = 1000
 """Sparse features up to which L is computed: it needs a client's rows over all the features it has."""
 FEWEST = 10
 """Clients a round takes at least on rows of a user's own, or all there are: a round of one client follows that client (decision F11)."""
-REFITTED = {**WHOLE, "ending": Ending.FROZEN}
-"""For sieve on rows of a user's own (estimators, `fit`, task file) and EMNIST: numbers, not signs, no gate noise at the end (H6, H9)."""
+REFITTED = {"uplink": Uplink.WEIGHTS, "ending": Ending.FROZEN}
+"""For sieve on rows of a user's own (estimators, `fit`, task file): numbers, not signs, no gate noise at the end (H6)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +73,7 @@ class Task:
     tuned: Mapping[str, Any] = field(default_factory=dict)
     """found on validation rows, for methods without a rule that holds on every task"""
     sieve: Mapping[str, Any] = field(default_factory=dict)
-    """where sieve departs from its rule"""
+    """where sieve departs from its rule: rows of a user's own"""
     rule: Callable[[type[Method]], Mapping[str, Any]] = lambda _: {}
     """what else depends on the method"""
 
@@ -212,8 +208,8 @@ TASKS = {
     "lr": synthetic("lr", "sparse linear regression, generated", Loss.SQUARED),
     "lg": synthetic("lg", "two classes, generated", Loss.LOGISTIC),
     "mc": synthetic("mc", "many classes, generated", Loss.SOFTMAX),
-    "digits": softmax("digits", "8 x 8 digits, shipped with scikit-learn", 64, 10, clients=20, density=0.1, sieve=SIGNED),
-    "mnist": softmax("mnist", "28 x 28 digits, softmax", 784, 10, weights=Weighting.SQRT, tuned=IMAGES, sieve=SIGNED),
+    "digits": softmax("digits", "8 x 8 digits, shipped with scikit-learn", 64, 10, clients=20, density=0.1),
+    "mnist": softmax("mnist", "28 x 28 digits, softmax", 784, 10, weights=Weighting.SQRT, tuned=IMAGES),
     "emnist": softmax(
         "emnist",
         "62 classes of characters, softmax",
@@ -222,7 +218,6 @@ TASKS = {
         clients=1000,
         weights=Weighting.SQRT,
         tuned={**IMAGES, "schedule_end": 0.8},
-        sieve={**REFITTED, **FALLING, "schedule_end": 0.8, "rate": 3.0, "bits": 4},
     ),
     "mnist-cnn": Task(
         about="28 x 28 digits, LeNet",
@@ -232,7 +227,6 @@ TASKS = {
         objective=lambda _, group: Module(module=lenet(), build=lenet, group=group),
         partition=Partition.LABEL,
         settings=CAREFUL,
-        sieve=SIGNED,
     ),
     "rcv1": Task(
         about="newswire topics, 34 labels, sparse rows",
@@ -242,7 +236,6 @@ TASKS = {
         objective=lambda _, group: linear(Loss.MULTILABEL, 47_236, 34, group),
         partition=Partition.CLUSTERS,
         density=0.005,
-        sieve=WHOLE,
     ),
     "file": Task(about="your own rows", loss=Loss.SQUARED, options=Own, draw=assigned.draw, objective=lambda *_: None, sieve=REFITTED),
 }

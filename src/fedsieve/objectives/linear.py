@@ -1,6 +1,7 @@
 """Linear models in closed form: LR, LG, MC and multi-label, one batched product each way for a whole cohort."""
 
 from dataclasses import dataclass, field, replace
+from math import log
 
 import numpy as np
 import torch
@@ -82,6 +83,13 @@ class Linear:
         product = torch.bmm(slope, x) if isinstance(x, Tensor) else x.back(slope)
         gradient = product.flatten(1)
         return loss, gradient if intercept is None else torch.cat((gradient, slope.sum(-1)), dim=-1)
+
+    def empty_loss(self, batch: Batch) -> Float[Tensor, " k"]:
+        """The mean loss of a batch where every weight is zero: of squares the targets' own, else that of a guess."""
+        y = batch.y
+        if self.loss is Loss.SQUARED:
+            return (y * y).mean(-1)
+        return torch.full((len(y),), log(self.outputs if self.loss is Loss.SOFTMAX else 2), device=y.device)
 
     @property
     def reads_rows(self) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatch
 from functools import cached_property
-from math import prod
+from math import inf, prod
 
 import torch
 from jaxtyping import Float
@@ -185,6 +185,10 @@ class Module:
         finally:
             for part in training:
                 part.training = True
+
+    def empty_loss(self, batch: Batch) -> Float[Tensor, " k"]:
+        """A module of zeros is no guess that means anything: any loss may be."""
+        return torch.full((len(batch.y),), inf, device=batch.y.device)
 
     def smoothness(self, rows: Batch, batch: int) -> Tensor:
         """Modules have no bound on their curvature."""

@@ -95,9 +95,11 @@ def density(run: Record, budget: Budget) -> Markup:
     """Densities per round against the target, and what holds them there."""
     rounds, target = run.column("round"), float(run.config.get("density", 0))
     columns = {"expected": run.column("expected_density"), "at test time": run.column("test_density")}
-    asked = run.about.get("message_density")
-    if asked and set(asked) != {target}:
-        columns["messages"] = asked[: len(rounds)]
+    sent = run.column("message_density")
+    if not any(sent):  # the method's own schedule, where no round says what it sent
+        sent = run.about.get("message_density", [])[: len(rounds)]
+    if set(sent) - {target}:
+        columns["messages"] = sent
     columns = {key: column for key, column in columns.items() if any(v is not None for v in column)}
     kept = run.result["density"] if run.result else None
     end = f" The finished model keeps {kept:.4g}." if kept is not None else ""
