@@ -211,6 +211,8 @@ FIRST = Clock(0, 10)
         (0.005, 0.01, 1e9, 0.03),
         (0.01, 0.19, 1e9, 0.0),  # signs at low densities, where weights would travel
         (0.01, 0.21, 1e9, -1.0),
+        (0.05, 0.063, 1e9, 0.3),
+        (0.05, 0.062, 1e9, 0.05),  # no wider than what the model keeps
         (0.6, 0.1, 1e9, 0.6),
     ],
 )
@@ -221,11 +223,11 @@ def test_how_far_the_first_updates_are_spread_decides_what_travels_and_how_wide_
 def test_the_first_replies_say_over_which_part_of_all_weights_their_updates_are_spread_and_the_server_decides_once():
     server, packet, client = begun(FIRST)
     update = torch.zeros(2, MODEL.layout.size, dtype=torch.float64)
-    update[0, :9], update[1, :6] = 0.5, -0.3
+    update[0, :16], update[1, :15] = 0.5, -0.3
     log_alpha = torch.where(update == 0.5, -12.0, 8.0).double()  # shut gates hide nothing here
     held = client._replace(weights=packet.dense("weights", torch.float64) + update, log_alpha=log_alpha)
     reply = SIEVE.client_reply(held, FIRST, draw(step=4, clients=(0, 1)))
-    torch.testing.assert_close(120 * reply.scalars["spread"], torch.tensor([9.0, 6.0]))
+    torch.testing.assert_close(120 * reply.scalars["spread"], torch.tensor([16.0, 15.0]))
     assert {*reply.fields, *reply.scalars} == SIEVE.answers(packet, FIRST)
     replies = [Reply(i, reply.at(i), 40) for i in range(2)]
     after = SIEVE.aggregate(server, packet, replies, FIRST, draw())
@@ -272,6 +274,16 @@ def test_what_was_typed_stands_whatever_is_decided():
     found = sieve.fitted(0.3)
     assert (found.uplink, found.schedule, found.bits) == (Uplink.WEIGHTS, Schedule.CONSTANT, 16)
     assert sieve.fitted(-1.0) is sieve
+    assert replace(SIEVE, schedule_end=0.4).fitted(0.3).schedule_end == 0.4
+    assert SIEVE.fitted(0.3).schedule_end == SIEVE.searched
+
+
+def test_steps_of_weights_are_half_as_long_again_where_they_are_cut_to_falling_messages(monkeypatch):
+    monkeypatch.setattr(Sieve, "projected", lambda _, weights, *__: weights)
+    falling, constant = (replace(SIEVE, uplink=Uplink.WEIGHTS, schedule=kind) for kind in (Schedule.CUBIC, Schedule.CONSTANT))
+    _, _, client = begun()
+    brisk, usual = (stepped(client, steps=1, sieve=sieve).weights - client.weights for sieve in (falling, constant))
+    torch.testing.assert_close(brisk, 1.5 * usual)
 
 
 def test_no_message_says_a_width_where_the_density_decides():

@@ -46,8 +46,11 @@ SPARSEST = 0.01
 NARROW, EVEN = 0.13, 0.2
 """Parts of all weights that the first round's updates are spread over: below the first weights travel at every density, below the
 second signs do (decision H25)."""
-FILLED = 0.03
-"""Rows a round has for each weight of a wide message, below which messages of weights are as narrow as the model from the start."""
+WIDER, FILLED = 1.25, 0.03
+"""Messages of weights begin wide where updates are spread over so many times what the model keeps, and a round has so many rows for
+each weight they would hold; else they are as narrow as the model from the start."""
+BRISK = 1.5
+"""Steps of weights, over their rate, where local steps are cut to messages that fall (decision H25)."""
 BY_DENSITY = -1.0
 """The width of messages where the density alone decides what travels."""
 LONG_SEARCH, SHARE = 0.8, 0.08
@@ -165,12 +168,12 @@ class Sieve(Method):
     def wanted(self, spread: float, rows: float, layout: Layout) -> float:
         """The width of messages by what the first round told: over which part of all weights updates are spread, and its rows (H25).
 
-        Spread over few, weights tell more than signs; then wide messages, which fall, where rows fill them. Spread less than evenly,
-        signs tell more than weights at low densities too.
+        Spread over few, weights tell more than signs; over more than the model keeps, in wide messages, which fall, where rows fill
+        them. Spread less than evenly, signs tell more than weights at low densities too.
         """
         if spread < NARROW:
             wide = max(self.first_density, self.density)
-            return wide if rows >= FILLED * wide * layout.gated else self.density
+            return wide if spread >= WIDER * self.density and rows >= FILLED * wide * layout.gated else self.density
         return 0.0 if self.density <= SPARSEST and spread < EVEN else BY_DENSITY
 
     def fitted(self, width: float) -> "Sieve":
@@ -220,6 +223,11 @@ class Sieve(Method):
         Not in the round that shows how far updates are spread, which steps of another length would change.
         """
         return GENTLE if self.fewest and not self.measures(clock) else 1.0
+
+    @property
+    def stride(self) -> float:
+        """Of steps of weights alone: brisk where each is cut to a message that falls."""
+        return BRISK if self.cuts else 1.0
 
     @property
     def fewest(self) -> bool:
@@ -309,7 +317,7 @@ class Sieve(Method):
         packet = sparse_packet(selection.positions(chosen), {"weights": server.weights}, bits, draw)
         packet.scalars.update(two_means(server.log_alpha, chosen, server.layout))
         asked = now.signs(server, clock)
-        if now.searching(clock) and asked < now.most_signs(clock):
+        if now.counts_signs and now.searching(clock) and asked < now.most_signs(clock):
             packet.scalars["signs"] = torch.tensor(asked, dtype=torch.float32)
         if server.width >= 0:
             packet.scalars["width"] = server.width.to(torch.float32)
@@ -330,7 +338,7 @@ class Sieve(Method):
         now, layout = self.heeding(client.packet), objective.layout
         gate = now.gate(client.log_alpha, layout, clock, draw)
         loss, gradient = objective.gradient(client.weights * gate, batch)
-        size = now.pace(clock) * now.step_size(loss.minimum(objective.empty_loss(batch)), gradient, batch, clock)
+        size = now.pace(clock) * now.stride * now.step_size(loss.minimum(objective.empty_loss(batch)), gradient, batch, clock)
         gradient = optimizers.clipped(gradient, now.clip)
         saliency = selection.shared(client.weights * gradient, layout.groups)
         kept = total_kept(now.message_budget(client.layout, clock))
@@ -480,10 +488,12 @@ def _filled(method: Sieve, width: float) -> Sieve:
     """The method with its open options set for messages of weights that begin so wide, or, at 0, for signs of updates."""
     if width == 0:
         return replace(method, uplink=Uplink.UPDATES)
-    rule = Schedule.CUBIC if width > 1.01 * method.density else Schedule.CONSTANT  # the width was rounded on its way
-    schedule = method.schedule or rule
-    bits = method.bits or (FINE if schedule is Schedule.CONSTANT else COARSE)
-    return replace(method, uplink=Uplink.WEIGHTS, schedule=schedule, bits=bits)
+    if method.schedule is not None:
+        return replace(method, uplink=Uplink.WEIGHTS, bits=method.bits or (FINE if method.schedule is Schedule.CONSTANT else COARSE))
+    if width <= 1.01 * method.density:  # the width was rounded on its way
+        return replace(method, uplink=Uplink.WEIGHTS, schedule=Schedule.CONSTANT, bits=method.bits or FINE)
+    end = method.searched if method.schedule_end == Sieve.schedule_end else method.schedule_end
+    return replace(method, uplink=Uplink.WEIGHTS, schedule=Schedule.CUBIC, schedule_end=end, bits=method.bits or COARSE)
 
 
 def telling(sizes: Float[Tensor, "k p"], most: int, layout: Layout) -> Float[Tensor, " k"]:

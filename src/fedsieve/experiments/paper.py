@@ -154,7 +154,7 @@ def learning_rates(scale: Scale) -> Study:
             label = {"task": "lr", "method": "flops-pa", "setting": rule, "sweep": what, "rate": rate}
             run = generated(scale, "lr", "flops-pa", step_rule=StepRule(rule), **options, **averaging(scale))
             cells.append(Cell(label=label, run=run, seeds=scale.seeds))
-    own = {"weights": ("rate", (0.02, 0.08, 0.25, 0.8, 2.0, 5.0, 10.0)), "gates": ("gate_rate", (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0))}
+    own = {"weights": ("rate", (0.02, 0.08, 0.25, 0.8, 2.0, 8.0, 25.0)), "gates": ("gate_rate", (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0))}
     for what, (option, rates) in own.items():
         for rate in rates:
             label = {"task": "lr", "method": "sieve", "setting": "polyak", "sweep": what, "rate": rate}
