@@ -204,10 +204,10 @@ FIRST = Clock(0, 10)
 @pytest.mark.parametrize(
     ("density", "spread", "rows", "width"),
     [
-        (0.05, 0.131, 1e9, -1.0),  # spread: the density decides, here for signs
-        (0.05, 0.129, 1e9, 0.3),  # narrow: weights, six times as many at first
-        (0.05, 0.129, 0.0091 * 120, 0.3),
-        (0.05, 0.129, 0.0089 * 120, 0.05),  # too few rows to fill so many
+        (0.05, 0.121, 1e9, -1.0),  # spread: the density decides, here for signs
+        (0.05, 0.119, 1e9, 0.3),  # narrow: weights, six times as many at first
+        (0.05, 0.119, 0.0091 * 120, 0.3),
+        (0.05, 0.119, 0.0089 * 120, 0.05),  # too few rows to fill so many
         (0.005, 0.01, 1e9, 0.03),
         (0.01, 0.19, 1e9, 0.0),  # signs at low densities, where weights would travel
         (0.01, 0.21, 1e9, -1.0),
@@ -221,20 +221,26 @@ def test_how_far_the_first_updates_are_spread_decides_what_travels_and_how_wide_
 
 
 def test_the_first_replies_say_over_which_part_of_all_weights_their_updates_are_spread_and_the_server_decides_once():
-    server, packet, client = begun(FIRST)
+    sieve = replace(SIEVE, density=0.05)
+    server, packet, client = begun(FIRST, sieve)
     update = torch.zeros(2, MODEL.layout.size, dtype=torch.float64)
-    update[0, :16], update[1, :15] = 0.5, -0.3
+    update[0, :12], update[1, :11] = 0.5, -0.3
     log_alpha = torch.where(update == 0.5, -12.0, 8.0).double()  # shut gates hide nothing here
     held = client._replace(weights=packet.dense("weights", torch.float64) + update, log_alpha=log_alpha)
-    reply = SIEVE.client_reply(held, FIRST, draw(step=4, clients=(0, 1)))
-    torch.testing.assert_close(120 * reply.scalars["spread"], torch.tensor([16.0, 15.0]))
-    assert {*reply.fields, *reply.scalars} == SIEVE.answers(packet, FIRST)
-    replies = [Reply(i, reply.at(i), 40) for i in range(2)]
-    after = SIEVE.aggregate(server, packet, replies, FIRST, draw())
+    reply = sieve.client_reply(held, FIRST, draw(step=4, clients=(0, 1)))
+    torch.testing.assert_close(120 * reply.scalars["spread"], torch.tensor([12.0, 11.0]))
+    assert {*reply.fields, *reply.scalars} == sieve.answers(packet, FIRST)
+    replies = [Reply(i, reply.at(i), 64) for i in range(2)]
+    after = sieve.aggregate(server, packet, replies, FIRST, draw())
     assert float(after.width) == pytest.approx(0.3)
-    later = SIEVE.broadcast(after, SEARCH, server_drawer(3, 2, 0, torch.float64, "cpu"))
+    few = [said._replace(examples=63 + i) for i, said in enumerate(replies)]
+    assert float(sieve.aggregate(server, packet, few, FIRST, draw()).width) == -1.0  # a few rows are narrow whatever they are
+    wide = replies[0].packet._replace(scalars=replies[0].packet.scalars | {"spread": torch.tensor(0.5)})
+    uneven = [Reply(0, wide, 1000), replies[1]._replace(examples=10)]
+    assert float(sieve.aggregate(server, packet, uneven, FIRST, draw()).width) == -1.0  # who has more rows says more
+    later = sieve.broadcast(after, SEARCH, server_drawer(3, 2, 0, torch.float64, "cpu"))
     said = later._replace(scalars={name: later.scalars[name] for name in ("kept_gate", "rest_gate")})
-    assert SIEVE.aggregate(after, later, [Reply(0, said, 40)], SEARCH, draw()).width == after.width
+    assert sieve.aggregate(after, later, [Reply(0, said, 40)], SEARCH, draw()).width == after.width
 
 
 @pytest.mark.parametrize(

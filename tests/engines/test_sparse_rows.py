@@ -50,6 +50,7 @@ def test_sparse_rows_give_the_dense_result(name):
 def test_sieve_keeps_the_same_weights_in_sparse_steps(typed, monkeypatch):
     """Typed, or because the first round decides for falling messages of weights."""
     monkeypatch.setattr("fedsieve.algorithms.sieve.NARROW", 1.0)
+    monkeypatch.setattr("fedsieve.algorithms.sieve.ENOUGH_ROWS", 1)
     algorithm = Sieve(density=0.05, steps=6, batch=8, bits=32, **typed)
     dense, sparse = outcome(algorithm, False), outcome(algorithm, True)
     assert (sparse[1].server.width > 0.05) is not bool(typed)

@@ -43,9 +43,11 @@ COARSE, FINE = 4, 8
 """Bits a value, unless they are typed: coarse for updates and for broadcasts that gates' noise hides, fine for others (decision H19)."""
 SPARSEST = 0.01
 """Density up to which weights travel: which of many alike are kept is decided by their size, of which signs say nothing (decision H15)."""
-NARROW, EVEN = 0.13, 0.2
+NARROW, EVEN = 0.12, 0.2
 """Parts of all weights that the first round's updates are spread over: below the first weights travel at every density, below the
 second signs do (decision H25)."""
+ENOUGH_ROWS = 64
+"""Rows of a client, in the mean of the first round, from which it can tell: the update of a few rows is narrow whatever they are."""
 WIDER, FILLED = 1.25, 0.03
 """Messages of weights begin wide where updates are spread over so many times what the model keeps, and a round has so many rows for
 each weight they would hold; else they are as narrow as the model from the start."""
@@ -164,6 +166,14 @@ class Sieve(Method):
         Nor where layers have budgets of their own: one number would not fit them all.
         """
         return self.private is None and self.mean is Mean.WEIGHTED and self.budget is BudgetRule.GLOBAL
+
+    def decided(self, replies: Sequence[Reply], layout: Layout) -> float:
+        """The width of messages by what the replies of the first round say, each counted by its rows; too few rows tell nothing."""
+        counts = examples(replies)
+        if sum(counts) < ENOUGH_ROWS * len(counts):
+            return BY_DENSITY
+        told = sum(count * float(reply.packet.scalars["spread"]) for count, reply in zip(counts, replies, strict=True))
+        return self.wanted(told / sum(counts), sum(counts), layout)
 
     def wanted(self, spread: float, rows: float, layout: Layout) -> float:
         """The width of messages by what the first round told: over which part of all weights updates are spread, and its rows (H25).
@@ -437,8 +447,7 @@ class Sieve(Method):
         if now.counts_signs:
             server = server._replace(signs=merged["signs"][0])
         if self.measures(clock):
-            width = self.wanted(float(merged["spread"][0]), float(server.rows), layout)
-            server = server._replace(width=torch.full_like(server.width, width))
+            server = server._replace(width=torch.full_like(server.width, self.decided(replies, layout)))
         rate = now.boldness(server, len(replies), clock)
         moved, moments = optimizers.step(now.server, server.moments, sent, -update, rate, momentum=now.server_momentum)
         theta = moved + now.remembered(server) * (server.weights - sent)
