@@ -17,6 +17,8 @@ LEAST_R2 = -1.0
 """Worse is not drawn: the first rounds of a wild run would flatten all others."""
 WIDE = 20.0
 """Densities that differ by more stand on a logarithmic axis."""
+NEAR = 0.02
+"""Messages whose density is as near to the target have it but for whole weights, and need no line."""
 
 
 def headline(run: Record) -> Markup:
@@ -98,7 +100,7 @@ def density(run: Record, budget: Budget) -> Markup:
     sent = run.column("message_density")
     if not any(sent):  # the method's own schedule, where no round says what it sent
         sent = run.about.get("message_density", [])[: len(rounds)]
-    if set(sent) - {target}:
+    if any(abs(density - target) > NEAR * target for density in sent if density is not None):
         columns["messages"] = sent
     columns = {key: column for key, column in columns.items() if any(v is not None for v in column)}
     kept = run.result["density"] if run.result else None
