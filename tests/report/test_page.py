@@ -126,6 +126,16 @@ def test_the_density_is_drawn_with_the_round_in_which_the_method_changes_what_it
     }
 
 
+@pytest.mark.parametrize(("sent", "drawn"), [(0.3, True), (0.1000001, False)])
+def test_the_density_of_messages_is_drawn_as_they_were_sent_where_it_is_not_the_models(runs, tmp_path, sent, drawn):
+    place = tmp_path / "run"
+    shutil.copytree(runs / "lr", place)
+    first, *rest = store.read_metrics(place)
+    rows = [first | {"message_density": sent}, *(row | {"message_density": 0.1} for row in rest)]
+    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert ("messages" in re.search("Density per round.*?</table>", page.report([place]), re.DOTALL)[0]) is drawn
+
+
 def test_the_masks_show_the_weights_kept(runs):
     root = tree((runs / "digits" / "report.html").read_text())
     shown = [image.get("alt") for image in root.iter("img")]
