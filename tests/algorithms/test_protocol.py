@@ -117,6 +117,8 @@ def test_a_warm_up_sends_everything_and_then_only_the_top():
         ("fed-l1", {"shrinkage": -0.1}, "algorithm.shrinkage is a fraction"),
         ("flops", {"low": 0.1}, "algorithm.low must be below 0"),
         ("flops", {"initial_logit_density": 1.0}, "logit is infinite"),
+        ("sieve", {"initial_logit_density": 1.0}, "logit is infinite"),
+        ("sieve", {"initial_logit_density": 0.0}, "must be above 0"),
         ("flops", {"density": 1e-7}, "out of reach"),
         ("flops-pa", {"rest_floor": 1.5}, "algorithm.rest-floor is a fraction"),
     ],

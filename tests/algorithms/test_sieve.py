@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedsieve.algorithms.sieve import Ending, Sieve, Uplink
+from fedsieve.algorithms.sieve import Sieve
+from fedsieve.algorithms.sieve_rules import Ending, Uplink
 from fedsieve.core import gates
 from fedsieve.core.aggregation import Mean
 from fedsieve.core.noise import Noise
@@ -436,15 +437,18 @@ def test_what_is_on_trial_in_the_last_round_of_the_search_does_not_count_when_it
 
 
 @pytest.mark.usefixtures("few_test_rows")
+@pytest.mark.parametrize("start", [0.05, 0.5, 0.95])
 @pytest.mark.parametrize("ending", Ending)
 @pytest.mark.parametrize("density", [0.5, 0.1, 0.02])
-def test_the_expected_density_is_the_one_asked_for_when_the_search_ends(ending, density):
+def test_from_any_start_the_expected_density_is_the_one_asked_for_when_the_search_ends(start, ending, density):
     data = Synthetic(rows=400, features=100, true_density=0.1)
-    rows = [step.row for step in trained("mc", density, data, Sieve(steps=6, batch=8, ending=ending))]
+    sieve = Sieve(steps=6, batch=8, ending=ending, initial_logit_density=start)
+    rows = [step.row for step in trained("mc", density, data, sieve)]
     for row in rows[7:]:
         assert abs(row["expected_density"] - density) <= 0.05 * density
     assert abs(rows[-1]["test_density"] - density) <= 0.05 * density
-    assert rows[0]["expected_density"] > density
+    opens = float(gates.active_probability(sieve.shape, torch.logit(torch.tensor([start])))[0])
+    assert rows[0]["expected_density"] > density or opens < density
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from scipy.sparse import csr_matrix
 
 from fedsieve.algorithms import METHODS, algorithm_class
 from fedsieve.algorithms.flops_pa import FlopsPA, GateNoise, Message
-from fedsieve.algorithms.sieve import Sieve, Uplink
+from fedsieve.algorithms.sieve import Sieve
+from fedsieve.algorithms.sieve_rules import Uplink
 from fedsieve.core.selection import Schedule
 from fedsieve.core.types import Clock
 from fedsieve.engines.batched import Batched
@@ -49,8 +50,8 @@ def test_sparse_rows_give_the_dense_result(name):
 @pytest.mark.parametrize("typed", [{"uplink": Uplink.WEIGHTS, "schedule": Schedule.CUBIC, "start_density": 0.3}, {}])
 def test_sieve_keeps_the_same_weights_in_sparse_steps(typed, monkeypatch):
     """Typed, or because the first round decides for falling messages of weights."""
-    monkeypatch.setattr("fedsieve.algorithms.sieve.NARROW", 1.0)
-    monkeypatch.setattr("fedsieve.algorithms.sieve.ENOUGH_ROWS", 1)
+    monkeypatch.setattr("fedsieve.algorithms.sieve_rules.NARROW", 1.0)
+    monkeypatch.setattr("fedsieve.algorithms.sieve_rules.ENOUGH_ROWS", 1)
     algorithm = Sieve(density=0.05, steps=6, batch=8, bits=32, **typed)
     dense, sparse = outcome(algorithm, False), outcome(algorithm, True)
     assert (sparse[1].server.width > 0.05) is not bool(typed)

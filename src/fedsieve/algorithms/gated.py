@@ -48,6 +48,14 @@ class Slopes(NamedTuple):
     size: Tensor
 
 
+def start_of(initial_logit_density: float) -> float:
+    """logit rho_init, around which log_alpha starts; refused where it is infinite."""
+    above_zero(initial_logit_density=initial_logit_density)
+    if not initial_logit_density < 1:
+        raise ValueError(f"algorithm.initial-logit-density must be below 1, its logit is infinite there; got {initial_logit_density}")
+    return log(initial_logit_density / (1 - initial_logit_density))
+
+
 def opened(log_alpha: Float[Tensor, "*k p"], layout: Layout) -> Float[Tensor, "*k p"]:
     """log_alpha with the gates of free coordinates wide open."""
     if not layout.free:
@@ -116,17 +124,14 @@ class Gated(Method, ABC):
     def __post_init__(self) -> None:
         """Refuse shapes that are no distribution and targets the clamp on log_alpha cannot reach."""
         super().__post_init__()
-        above_zero(temperature=self.temperature, gate_rate=self.gate_rate, initial_logit_density=self.initial_logit_density)
+        above_zero(temperature=self.temperature, gate_rate=self.gate_rate)
+        start_of(self.initial_logit_density)
         at_least(1, samples=self.samples)
         at_least(0, dual_rate=self.dual_rate, scaling_rate=self.scaling_rate, entropy=self.entropy)
         fraction(prune_start=self.prune_start)
         if not self.low < 0 < 1 < self.high:
             raise ValueError(
                 f"algorithm.low must be below 0 and algorithm.high above 1, or no gate is ever 0 or 1; got {self.low}, {self.high}"
-            )
-        if not self.initial_logit_density < 1:
-            raise ValueError(
-                f"algorithm.initial-logit-density must be below 1, its logit is infinite there; got {self.initial_logit_density}"
             )
         least = constraint.least_density(self.shape)
         if self.density < least:
@@ -147,8 +152,8 @@ class Gated(Method, ABC):
 
     def starts_closed(self) -> bool:
         """Whether every test-time gate begins at exactly 0 (decision A6)."""
-        logit = log(self.initial_logit_density / (1 - self.initial_logit_density))
-        return bool(gates.at_test_time(self.shape, torch.tensor([logit]), self.test_gate)[0] == 0)
+        start = torch.tensor([start_of(self.initial_logit_density)])
+        return bool(gates.at_test_time(self.shape, start, self.test_gate)[0] == 0)
 
     def pull(
         self, objective: Objective, weights: Float[Tensor, "k p"], log_alpha: Float[Tensor, "k p"], batch: Batch, clock: Clock, draw: Draw

@@ -15,6 +15,7 @@ PAPER = {
 }
 OWN = {
     "equal-bytes": "sieve as it comes, rivals tuned alike on other seeds, at the bytes sieve needs: who leads where, and by how much",
+    "ablation": "sieve with one of its parts taken away or done otherwise: what gates, memory, signs, polishing are worth",
     "hostile": "accuracy and TDR with 0 to 30 % of the clients lying or broken, under the plain and the robust means",
     "constraint": "density and multiplier per round without log-alpha scaling: does the L0 constraint hold by itself?",
 }

@@ -6,7 +6,7 @@ from fedsieve.algorithms import algorithm_class
 from fedsieve.algorithms.flops_pa import GateNoise
 from fedsieve.core.constraint import Dual, Form
 from fedsieve.core.selection import Schedule
-from fedsieve.experiments import equal_bytes, hostile, paper
+from fedsieve.experiments import ablation, equal_bytes, hostile, paper
 from fedsieve.experiments.catalogue import PAPER, STUDIES
 from fedsieve.experiments.run import Counting, Run
 from fedsieve.experiments.scale import Scale, ScaleName
@@ -33,11 +33,12 @@ def constraint(scale: Scale) -> Study:
         for target in DENSITIES:
             if target * scale.features < 1:
                 continue
-            cells.append(_cell(scale, task, "sieve", "exact dual, its own schedule", target, "its own", {}))
-            if task in ALONE and scale.name is not ScaleName.PAPER:
-                continue
             for start, logit in STARTS.items():
-                gates = {"initial_logit_density": logit, "scaling_rate": 0.0}
+                begin = {"initial_logit_density": logit}
+                cells.append(_cell(scale, task, "sieve", "exact dual, its own schedule", target, start, begin))
+                if task in ALONE and scale.name is not ScaleName.PAPER:
+                    continue
+                gates = begin | {"scaling_rate": 0.0}
                 exchanges = paper.settings(scale, task, "flops").get("steps", algorithm_class("flops").steps)
                 inert = {"constraint": Form.PAPER, "dual_rate": exchanges / scale.features}
                 cells.append(_cell(scale, task, "flops", "the paper's dual", target, start, gates | inert))
@@ -70,6 +71,7 @@ BUILDERS: dict[str, Callable[[Scale], Study]] = {
     **{name: getattr(paper, name.replace("-", "_")) for name in PAPER},
     "constraint": constraint,
     "hostile": hostile.hostile,
+    "ablation": ablation.ablation,
 }
 TUNED = {"equal-bytes": (equal_bytes.tuning, equal_bytes.chosen, equal_bytes.equal_bytes)}
 """Studies whose settings are tuned first: the trials, what is chosen of them, and the study with it."""

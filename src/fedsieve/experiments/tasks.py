@@ -13,7 +13,7 @@ from torch import nn
 from fedsieve import metrics
 from fedsieve.algorithms.flops_pa import GateNoise
 from fedsieve.algorithms.method import Method
-from fedsieve.algorithms.sieve import Ending, Uplink
+from fedsieve.algorithms.sieve_rules import Ending, Uplink
 from fedsieve.algorithms.usual import CAREFUL, FALLING, fitting
 from fedsieve.core.aggregation import Weighting
 from fedsieve.core.optimizers import StepRule

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from fedsieve.experiments import results
 from fedsieve.experiments.results import Row
-from fedsieve.report import equal, hostile, sweeps
+from fedsieve.report import ablation, equal, hostile, sweeps
 from fedsieve.report.style import METRICS, ORDER, TASKS, band, called, count, figure, floor, legend, look, panels_of
 from fedsieve.report.tables import Table, grouped, measure_of
 
@@ -199,4 +199,5 @@ DRAWERS: dict[str, Callable[[Rows, Path], list[Path]]] = {
     "constraint": sweeps.constraint,
     "equal-bytes": equal.draw,
     "hostile": hostile.draw,
+    "ablation": ablation.draw,
 }

@@ -103,8 +103,8 @@ def constraint(rows: Rows, folder: Path) -> list[Path]:
     """For each task: density (expected solid, test-time dashed) and multiplier per round, one column a target, from both starts."""
     places = []
     for task in dict.fromkeys(row["label"]["task"] for row in rows):
-        for start in [start for start in ("dense", "sparse") if results.where(rows, task=task, start=start)] or ["own"]:
-            part = [row for row in results.where(rows, task=task) if row["label"]["start"] in (start, "its own")]
+        for start in ("dense", "sparse"):
+            part = results.where(rows, task=task, start=start)
             place = folder / f"constraint-{task}-{start}"
             _constraint(part, f"{TASKS.get(task, task)}, {start} start, log-alpha scaling off", place)
             places.append(place.with_suffix(".png"))

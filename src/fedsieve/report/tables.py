@@ -9,7 +9,7 @@ from rich.table import Table as RichTable
 
 from fedsieve.experiments import results
 from fedsieve.experiments.results import Row
-from fedsieve.report import equal, hostile, published
+from fedsieve.report import ablation, equal, hostile, published
 from fedsieve.report.published import Published
 from fedsieve.show import size
 
@@ -114,6 +114,9 @@ def study_table(name: str, about: str, scale: str, rows: list[Row]) -> Table:
     if name == "hostile":
         found = hostile.entries(rows)
         return Table(about, [*notes, hostile.NOTE, hostile.verdict(rows)], list(found[0]) if found else [], found)
+    if name == "ablation":
+        found = ablation.entries(rows)
+        return Table(about, notes, list(found[0]) if found else [], found)
     labels = list(dict.fromkeys(key for row in rows for key in row["label"]))
     groups = grouped(rows)
     entries = [{**dict(group[0]["label"]), **measured(group)} for group in groups]
