@@ -83,7 +83,7 @@ def test_methods_are_compared_at_the_bytes_of_sieve_and_the_verdict_counts_cells
     assert "in 1 of 1 cells" in equal.verdict(equal.entries(rows + dense))
 
 
-def test_a_rival_takes_part_with_what_was_best_after_all_rounds_and_with_what_was_best_at_the_bytes_of_sieve():
+def test_a_rival_takes_part_with_what_was_best_after_all_rounds_and_if_sparse_with_what_was_best_at_the_bytes_of_sieve():
     def trial(method, options, curve, spent):
         found = row(method, 100, curve, spent)
         return found | {"label": {"task": "lr", "method": method, "options": json.dumps(options)}}
@@ -91,6 +91,7 @@ def test_a_rival_takes_part_with_what_was_best_after_all_rounds_and_with_what_wa
     rows = [trial("sieve", {}, [0.7, 0.8], [50, 100])]
     rows += [trial("fed-iter-ht", {}, [0.7, 0.75], [50, 100]), trial("fed-iter-ht", {"batch": 32}, [0.3, 0.9], [90, 180])]
     rows += [trial("flops-pa", {}, [0.7, 0.75], [500, 1000]), trial("flops-pa", {"batch": 32}, [0.3, 0.9], [900, 1800])]
+    rows += [trial("fed-avg", {}, [0.7, 0.75], [50, 1000]), trial("fed-avg", {"batch": 32}, [0.3, 0.9], [50, 1800])]
     assert equal_bytes.chosen(rows) == {
         "lr sieve": {},
         "lr fed-iter-ht": {"batch": 32},
@@ -98,6 +99,7 @@ def test_a_rival_takes_part_with_what_was_best_after_all_rounds_and_with_what_wa
         "lr fed-iter-ht, 4 bits": {"batch": 32, "bits": 4},
         "lr flops-pa": {"batch": 32},
         "lr flops-pa, thrifty": {},
+        "lr fed-avg": {"batch": 32},
     }
 
 

@@ -345,20 +345,6 @@ def test_with_rows_enough_or_unknown_the_servers_rate_falls_to_a_quarter_while_p
     assert all(later < earlier for earlier, later in zip(rates, rates[1:], strict=False))
 
 
-@pytest.mark.parametrize("typed", [{"uplink": Uplink.WEIGHTS}, {"density": 0.02, "uplink": Uplink.WEIGHTS}, {"density": 0.02}])
-def test_steps_are_a_quarter_as_long_where_weights_travel_by_rule_and_only_there(typed, monkeypatch):
-    monkeypatch.setattr(Sieve, "gate", lambda _, log_alpha, *__: torch.ones_like(log_alpha))
-    gentle, usual = replace(SIEVE, density=0.01), replace(SIEVE, **{"density": 0.01, **typed})
-    _, _, client = begun()
-    moved = {}
-    for sieve in (gentle, usual):
-        after = stepped(client, steps=1, sieve=replace(sieve, reach=1.0))
-        rms = total_kept(sieve.message_budget(MODEL.layout, SEARCH)) ** 0.5
-        moved[sieve] = after.weights - client.weights, (after.log_alpha - client.log_alpha) / rms
-    for short, full in zip(moved[gentle], moved[usual], strict=True):
-        torch.testing.assert_close(4 * short, full)
-
-
 @pytest.mark.parametrize(
     ("typed", "noisy"), [({}, False), ({"uplink": Uplink.WEIGHTS}, True), ({"density": 0.011}, True), ({"ending": Ending.FROZEN}, True)]
 )

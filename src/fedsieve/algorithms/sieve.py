@@ -86,7 +86,7 @@ class Sieve(Rules):
         return Client(weights, opened(log_alpha, layout), packet, layout)
 
     def client_step(self, objective: Objective, client: Client, batch: Batch, clock: Clock, draw: Draw) -> Client:
-        """theta~ -= eta z g; phi -= gate_rate * saliency / rms, saliency = theta~ g, rms over m entries; both at the method's pace.
+        """theta~ -= eta z g; phi -= gate_rate * saliency / rms, saliency = theta~ g, rms over m entries.
 
         Polyak's step divides by the whole gradient, also where gates are shut: by z g it would grow manyfold as they close. It counts a
         loss above that of no model at all as that one: a step that went too far is not followed by a longer one (decision H26).
@@ -94,12 +94,12 @@ class Sieve(Rules):
         now, layout = self.heeding(client.packet), objective.layout
         gate = now.gate(client.log_alpha, layout, clock, draw)
         loss, gradient = objective.gradient(client.weights * gate, batch)
-        size = now.pace(clock) * now.stride * now.step_size(loss.minimum(objective.empty_loss(batch)), gradient, batch, clock)
+        size = now.stride * now.step_size(loss.minimum(objective.empty_loss(batch)), gradient, batch, clock)
         gradient = optimizers.clipped(gradient, now.clip)
         saliency = selection.shared(client.weights * gradient, layout.groups)
         kept = total_kept(now.message_budget(client.layout, clock))
         rms = (saliency.square().sum(-1, keepdim=True) / kept).sqrt().clamp_min(torch.finfo(saliency.dtype).tiny)
-        log_alpha = (client.log_alpha - now.pace(clock) * now.gate_rate * saliency / rms).clamp(-ROUND_LIMIT, ROUND_LIMIT)
+        log_alpha = (client.log_alpha - now.gate_rate * saliency / rms).clamp(-ROUND_LIMIT, ROUND_LIMIT)
         if now.ending is Ending.FROZEN and not now.searching(clock):
             log_alpha = client.log_alpha
         log_alpha = opened(log_alpha, layout)

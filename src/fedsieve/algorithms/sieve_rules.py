@@ -59,8 +59,6 @@ TRIAL = 0.5
 """Weights then on trial when the search begins, over those the model keeps."""
 SETTLED = 0.25
 """Where the server's rate ends while polishing, unless rows are few: what still moves there is mostly noise (decision H16)."""
-GENTLE = 0.25
-"""Steps of weights and gates, over their rates, where so few weights are kept that weights travel by rule (decision H17)."""
 
 
 class Uplink(StrEnum):
@@ -213,16 +211,9 @@ class Rules(Method):
         """Bits a value; a broadcast is fine once the support is found: then rounding is the only noise there is."""
         return self.bits or (COARSE if self.travels is Uplink.UPDATES and not fine else FINE)
 
-    def pace(self, clock: Clock) -> float:
-        """Of steps of weights and gates: gentle where a model keeps so few that its loss stays far from 0, which Polyak's step aims at.
-
-        Not in the round that shows how far updates are spread, which steps of another length would change.
-        """
-        return GENTLE if self.fewest and not self.measures(clock) else 1.0
-
     @property
     def stride(self) -> float:
-        """Of steps of weights alone: brisk where each is cut to a message that falls."""
+        """Of steps of weights, over their rate: brisk where each is cut to a message that falls."""
         return BRISK if self.cuts else 1.0
 
     @property

@@ -10,7 +10,7 @@ import numpy as np
 from fedsieve.data.partition import Partition
 from fedsieve.experiments import paper, results, tune
 from fedsieve.experiments.catalogue import STUDIES
-from fedsieve.experiments.results import BASE, Row
+from fedsieve.experiments.results import BASE, DENSE, Row
 from fedsieve.experiments.run import Counting, Federation, Run
 from fedsieve.experiments.scale import Scale
 from fedsieve.experiments.study import Cell, Study
@@ -113,7 +113,8 @@ def seeds_of(scale: Scale, task: str) -> Sequence[int]:
 def chosen(rows: list[Row]) -> dict[str, dict[str, Any]]:
     """What runs on each task and in which settings, from the tuning's rows.
 
-    A method takes part with what was best after all rounds, and again, as thrifty, with what was best at the bytes of sieve.
+    A method takes part with what was best after all rounds, and, if its messages are sparse, again, as thrifty, with what was best at
+    the bytes of sieve.
     """
     found: dict[str, dict[str, Any]] = {}
     for task, method in dict.fromkeys((row["label"]["task"], row["label"]["method"]) for row in rows):
@@ -121,7 +122,7 @@ def chosen(rows: list[Row]) -> dict[str, dict[str, Any]]:
         limit = np.mean([row["curves"]["bytes"][-1] for row in base_trials])
         name, best, thrifty = f"{task} {method}", tune.best(trials), tune.best(trials, float(limit))
         found[name] = best
-        if thrifty != best:
+        if thrifty != best and method not in DENSE:
             found[f"{name}, thrifty"] = thrifty
         if method in COARSE:
             found[f"{name}, 4 bits"] = best | {"bits": 4}

@@ -14,6 +14,8 @@ DONE, DIVERGED, FAILED = "done", "diverged", "failed"
 """A run that diverged would do so again and is not repeated; one that failed for another reason is tried again."""
 BASE = "sieve"
 """The method at whose bytes the others are read in `equal-bytes`."""
+DENSE = ("flops", "fed-ht", "fed-avg")
+"""Methods with dense messages: shown there, but no sparse rivals at equal bytes."""
 WHOLE = "as it comes"
 """The variant that the others are held against in `ablation`."""
 

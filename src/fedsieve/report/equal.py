@@ -6,11 +6,8 @@ from typing import Any
 import numpy as np
 
 from fedsieve.experiments import results
-from fedsieve.experiments.results import BASE, Row
+from fedsieve.experiments.results import BASE, DENSE, Row
 from fedsieve.report.style import METRICS, TASKS, band, called, count, figure, floor, legend, look, panels_of
-
-DENSE = ("fed-avg", "fed-ht")
-"""Methods with dense messages: shown, but no sparse rivals at equal bytes."""
 
 
 def entries(rows: list[Row]) -> list[dict[str, Any]]:
