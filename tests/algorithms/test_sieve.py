@@ -320,26 +320,32 @@ def test_rates_from_a_quarter_to_ten_times_the_usual_end_near_each_other(rate):
 
 
 @pytest.mark.parametrize(
-    ("options", "rows", "remembered", "power"),
+    ("options", "rows", "remembered"),
     [
-        ({}, 9.0, 0.97, 3),
-        ({}, 0.0, 0.97, 3),
-        ({}, 8.0, 0.98, 4),
-        ({"uplink": Uplink.WEIGHTS}, 9.0, 0.98, 4),
-        ({"memory": 0.5}, 9.0, 0.5, 3),
-        ({"memory": 0.0}, 8.0, 0.0, 4),
+        ({}, 9.0, 0.97),
+        ({}, 0.0, 0.97),
+        ({}, 8.0, 0.98),
+        ({"uplink": Uplink.WEIGHTS}, 9.0, 0.98),
+        ({"memory": 0.5}, 9.0, 0.5),
+        ({"memory": 0.0}, 8.0, 0.0),
     ],
 )
-def test_where_a_round_says_little_the_server_remembers_more_unless_told_and_gates_close_later(options, rows, remembered, power):
-    sieve, free = replace(SIEVE, **options), float(gates.active_probability(SIEVE.shape, torch.zeros(1))[0])
-    server = start(sieve, MODEL, 3, torch.float64)._replace(rows=torch.tensor(rows))
-    assert sieve.remembered(server) == remembered
-    assert sieve.open_density(server, Clock(3, 10)) == pytest.approx(0.1 + (free - 0.1) * (1 - 0.5**power))
+def test_where_a_round_says_little_the_server_remembers_more_unless_told(options, rows, remembered):
+    sieve = replace(SIEVE, **options)
+    assert sieve.remembered(start(sieve, MODEL, 3, torch.float64)._replace(rows=torch.tensor(rows))) == remembered
+
+
+@pytest.mark.parametrize(("logit", "opens"), [(0.5, 0.8296), (0.95, 0.9893)])
+def test_the_gates_target_falls_from_where_they_start_along_a_cube_to_the_density_when_the_search_ends(logit, opens):
+    sieve = replace(SIEVE, initial_logit_density=logit)
+    for number, left in ((3, 1 - 0.5**3), (7, 0.0), (9, 0.0)):
+        assert sieve.open_density(Clock(number, 10)) == pytest.approx(0.1 + (opens - 0.1) * left, abs=1e-4)
 
 
 @pytest.mark.parametrize("rows", [9.0, 0.0])
-def test_with_rows_enough_or_unknown_the_servers_rate_falls_to_a_quarter_while_polishing(rows):
+def test_with_rows_enough_or_unknown_the_servers_rate_falls_to_a_quarter_while_updates_are_polished(rows):
     server = start(SIEVE, MODEL, 3, torch.float64)._replace(rows=torch.tensor(rows))
+    assert replace(SIEVE, uplink=Uplink.WEIGHTS).boldness(server, 5, Clock(99, 100)) == 1
     rates = [SIEVE.boldness(server, 5, Clock(number, 100)) for number in range(80, 100)]
     assert rates[0] == 1 and rates[-1] == pytest.approx(0.25, abs=0.04)
     assert all(later < earlier for earlier, later in zip(rates, rates[1:], strict=False))

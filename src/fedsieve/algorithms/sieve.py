@@ -199,7 +199,7 @@ class Sieve(Rules):
             both = torch.tensor([LOG_ALPHA_LIMIT, -LOG_ALPHA_LIMIT]).to(both)
         chosen = self.chosen(theta, server.log_alpha, layout, self.message_density(clock) if found else self.sent(server, clock))
         kept = chosen[: layout.gated].to(theta).mean()
-        shift = constraint.exact_shift(self.shape, both, self.open_density(server, clock), torch.stack((kept, 1 - kept)))
+        shift = constraint.exact_shift(self.shape, both, self.open_density(clock), torch.stack((kept, 1 - kept)))
         on, off = constraint.shifted(both, shift)
         if found and on < OPEN:
             on, off = self.parted(kept, self.message_density(clock))

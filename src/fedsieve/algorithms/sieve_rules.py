@@ -49,8 +49,8 @@ BY_DENSITY = -1.0
 """The width of messages where the density alone decides what travels."""
 LONG_SEARCH, SHARE = 0.8, 0.08
 """Parts of the rounds: the longest search, and its length times the density; where much is kept, numbers do more than a search (H14)."""
-FALL, LATE_FALL = 3, 4
-"""The expected density falls along 1 - t to this power, later where one round says little: gates are open for most of the search (H24)."""
+FALL = 3
+"""The expected density falls along 1 - t to this power: gates are open for most of the search (decision H24)."""
 MEMORY, LONG_MEMORY = 0.97, 0.98
 """How much of what a broadcast left out stays at the server, unless it is typed; more where one round says little (decision H24)."""
 FEW = 0.075
@@ -58,7 +58,7 @@ FEW = 0.075
 TRIAL = 0.5
 """Weights then on trial when the search begins, over those the model keeps."""
 SETTLED = 0.25
-"""Where the server's rate ends while polishing, unless rows are few: what still moves there is mostly noise (decision H16)."""
+"""Where the server's rate ends while polishing, unless one round says little: what still moves there is mostly noise (decision H16)."""
 
 
 class Uplink(StrEnum):
@@ -194,13 +194,12 @@ class Rules(Method):
         """Whether the support may still change."""
         return clock.round < self.searched * clock.rounds
 
-    def open_density(self, server: Server, clock: Clock) -> float:
+    def open_density(self, clock: Clock) -> float:
         """The mean P(z != 0) the exact dual asks for after this round: that of the start first, the density when the search ends."""
         target = self.message_density(clock)
         free = float(gates.active_probability(self.shape, torch.tensor([start_of(self.initial_logit_density)]))[0])
         done = min((clock.round + 1) / (self.searched * clock.rounds), 1.0)
-        power = LATE_FALL if self.says_little(server) else FALL
-        return target + max(free - target, 0.0) * (1 - done**power)
+        return target + max(free - target, 0.0) * (1 - done**FALL)
 
     @property
     def travels(self) -> Uplink:
@@ -254,11 +253,11 @@ class Rules(Method):
         return self.memory if self.memory is not None else LONG_MEMORY if self.says_little(server) else MEMORY
 
     def boldness(self, server: Server, replies: int, clock: Clock) -> float:
-        """The server's rate: more along signs, in proportion to how well so many know the mean; then 1, falling where rows suffice."""
+        """The server's rate: more along signs, as well as so many know the mean; then 1, falling where one round says much."""
         if not self.searching(clock):
             found = self.searched * clock.rounds
             done = (clock.round - found) / (clock.rounds - found)
-            return 1.0 if self.fewer_rows(server, FEW) else 1 + (SETTLED - 1) * done
+            return 1.0 if self.says_little(server) else 1 + (SETTLED - 1) * done
         if self.travels is Uplink.WEIGHTS:
             return self.server_rate
         bold = FROM_FEW_ROWS if self.fewer_rows(server, THIN) else ALONG_SIGNS
