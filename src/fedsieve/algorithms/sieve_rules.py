@@ -57,8 +57,6 @@ FEW = 0.075
 """Rows a round has for each weight, below which the first choice of a support is little better than chance (decision H8)."""
 TRIAL = 0.5
 """Weights then on trial when the search begins, over those the model keeps."""
-SETTLED = 0.25
-"""Where the server's rate ends while polishing, unless one round says little: what still moves there is mostly noise (decision H16)."""
 
 
 class Uplink(StrEnum):
@@ -253,11 +251,9 @@ class Rules(Method):
         return self.memory if self.memory is not None else LONG_MEMORY if self.says_little(server) else MEMORY
 
     def boldness(self, server: Server, replies: int, clock: Clock) -> float:
-        """The server's rate: more along signs, as well as so many know the mean; then 1, falling where one round says much."""
+        """The server's rate: more along signs, as well as so many know the mean; 1 while polishing."""
         if not self.searching(clock):
-            found = self.searched * clock.rounds
-            done = (clock.round - found) / (clock.rounds - found)
-            return 1.0 if self.says_little(server) else 1 + (SETTLED - 1) * done
+            return 1.0
         if self.travels is Uplink.WEIGHTS:
             return self.server_rate
         bold = FROM_FEW_ROWS if self.fewer_rows(server, THIN) else ALONG_SIGNS
