@@ -66,10 +66,11 @@ def test_smoothness_of_one_row_batches_is_that_of_the_worst_row():
     assert float(objective.smoothness(rows, 1)) == pytest.approx(2 * float((rows.x**2).sum(-1).max()))
 
 
-def test_a_sparse_model_predicts_what_the_dense_product_says():
+@pytest.mark.parametrize("kept", [[3, 60, 149], range(150)])
+def test_a_model_predicts_what_the_dense_product_says_however_few_its_weights_and_rows_are_held(kept):
     objective = Linear(loss=Loss.SOFTMAX, features=50, outputs=3)
     theta = torch.zeros(150, dtype=torch.float64)
-    theta[[3, 60, 149]] = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    theta[list(kept)] = torch.linspace(-2.0, 1.0, len(kept), dtype=torch.float64)
     x = torch.randn(20, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     by_feature = x.T.contiguous().T
     for rows in (x, by_feature):

@@ -115,6 +115,7 @@ def test_the_constraint_is_watched_on_real_data_at_all_five_densities(scale, met
         (t, d) for t in ("mnist", "rcv1") for d in (0.5, 0.2, 0.05, 0.01, 0.005)
     }
     assert {label["method"] for label in cells} == methods
+    assert {(label["method"], label["start"]) for label in cells} == {(name, start) for name in methods for start in ("dense", "sparse")}
 
 
 def judged(number, **studies):

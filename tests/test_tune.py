@@ -79,7 +79,7 @@ def test_methods_are_compared_at_the_bytes_of_sieve_and_the_verdict_counts_cells
     assert "in 1 of 1 cells" in equal.verdict(list(found.values()))
     ahead = [row("gradual", s, [0.85], [80]) for s in (0, 1)]
     assert "in 0 of 1 cells; at worst 0.0500 behind" in equal.verdict(equal.entries(rows + ahead))
-    dense = [row("fed-ht, thrifty", s, [0.95], [80]) for s in (0, 1)]
+    dense = [row(method, s, [0.95], [80]) for s in (0, 1) for method in ("fed-ht", "fed-avg", "flops")]
     assert "in 1 of 1 cells" in equal.verdict(equal.entries(rows + dense))
 
 
@@ -91,7 +91,8 @@ def test_a_rival_takes_part_with_what_was_best_after_all_rounds_and_if_sparse_wi
     rows = [trial("sieve", {}, [0.7, 0.8], [50, 100])]
     rows += [trial("fed-iter-ht", {}, [0.7, 0.75], [50, 100]), trial("fed-iter-ht", {"batch": 32}, [0.3, 0.9], [90, 180])]
     rows += [trial("flops-pa", {}, [0.7, 0.75], [500, 1000]), trial("flops-pa", {"batch": 32}, [0.3, 0.9], [900, 1800])]
-    rows += [trial("fed-avg", {}, [0.7, 0.75], [50, 1000]), trial("fed-avg", {"batch": 32}, [0.3, 0.9], [50, 1800])]
+    for dense in ("fed-avg", "flops"):
+        rows += [trial(dense, {}, [0.7, 0.75], [50, 1000]), trial(dense, {"batch": 32}, [0.3, 0.9], [50, 1800])]
     assert equal_bytes.chosen(rows) == {
         "lr sieve": {},
         "lr fed-iter-ht": {"batch": 32},
@@ -100,6 +101,7 @@ def test_a_rival_takes_part_with_what_was_best_after_all_rounds_and_if_sparse_wi
         "lr flops-pa": {"batch": 32},
         "lr flops-pa, thrifty": {},
         "lr fed-avg": {"batch": 32},
+        "lr flops": {"batch": 32},
     }
 
 

@@ -8,7 +8,9 @@ from fedsieve.cli import main
 from fedsieve.experiments.ablation import PARTS, ablation
 from fedsieve.experiments.results import WHOLE
 from fedsieve.experiments.scale import SCALES, ScaleName
+from fedsieve.report import ablation as report
 from fedsieve.report.ablation import entries
+from fedsieve.report.tables import study_table
 
 
 def test_every_variant_departs_from_sieve_as_it_comes_in_what_its_part_names_and_nowhere_else():
@@ -24,7 +26,14 @@ def test_every_variant_departs_from_sieve_as_it_comes_in_what_its_part_names_and
 
 def row(part, seed, value, state="done"):
     label = {"task": "lr", "setting": "", "method": "sieve", "part": part}
-    return {"label": label, "seed": seed, "state": state, "values": {"value": value}, "bytes": {"up": 60, "down": 40}}
+    shared = {"metric": "accuracy", "note": None, "reason": "why"}
+    return shared | {
+        "label": label,
+        "seed": seed,
+        "state": state,
+        "values": {"value": value, "expected_density": 0.05},
+        "bytes": {"up": 60, "down": 40},
+    }
 
 
 def test_a_variant_is_compared_on_the_seeds_that_both_finished():
@@ -34,6 +43,13 @@ def test_a_variant_is_compared_on_the_seeds_that_both_finished():
     assert whole["less sieve as it comes"] is None and whole["finished"] == "3/3"
     assert other["less sieve as it comes"] == pytest.approx(-0.11) and other["error"] == pytest.approx(0.01)
     assert other["finished"] == "2/3" and other["bytes"]["mean"] == 100
+
+
+def test_where_no_support_is_true_the_table_has_no_tdr_and_gains_and_failures_are_drawn(tmp_path):
+    rows = [row(WHOLE, 0, 0.9), row("no polishing", 0, 1.2), row("eight bits", 0, 0.5), row("support frozen", 0, None, "failed")]
+    rows[0]["state"], rows[0]["metric"] = "failed", None  # a run that broke off before it was set up
+    assert report.draw([*rows, row(WHOLE, 1, 0.9), row("no polishing", 1, 1.2)], tmp_path)[0].exists()
+    assert "none finished" not in study_table("ablation", "about", "short", rows[1:3]).markdown()
 
 
 @pytest.mark.long

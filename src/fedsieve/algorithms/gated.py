@@ -48,12 +48,12 @@ class Slopes(NamedTuple):
     size: Tensor
 
 
-def start_of(initial_logit_density: float) -> float:
-    """logit rho_init, around which log_alpha starts; refused where it is infinite."""
+def initial_log_alpha(initial_logit_density: float) -> float:
+    """logit rho_init, around which log_alpha starts, inside its limits; refused where it is infinite."""
     above_zero(initial_logit_density=initial_logit_density)
     if not initial_logit_density < 1:
         raise ValueError(f"algorithm.initial-logit-density must be below 1, its logit is infinite there; got {initial_logit_density}")
-    return log(initial_logit_density / (1 - initial_logit_density))
+    return max(-LOG_ALPHA_LIMIT, min(log(initial_logit_density / (1 - initial_logit_density)), LOG_ALPHA_LIMIT))
 
 
 def opened(log_alpha: Float[Tensor, "*k p"], layout: Layout) -> Float[Tensor, "*k p"]:
@@ -125,7 +125,7 @@ class Gated(Method, ABC):
         """Refuse shapes that are no distribution and targets the clamp on log_alpha cannot reach."""
         super().__post_init__()
         above_zero(temperature=self.temperature, gate_rate=self.gate_rate)
-        start_of(self.initial_logit_density)
+        initial_log_alpha(self.initial_logit_density)
         at_least(1, samples=self.samples)
         at_least(0, dual_rate=self.dual_rate, scaling_rate=self.scaling_rate, entropy=self.entropy)
         fraction(prune_start=self.prune_start)
@@ -152,7 +152,7 @@ class Gated(Method, ABC):
 
     def starts_closed(self) -> bool:
         """Whether every test-time gate begins at exactly 0 (decision A6)."""
-        start = torch.tensor([start_of(self.initial_logit_density)])
+        start = torch.tensor([initial_log_alpha(self.initial_logit_density)])
         return bool(gates.at_test_time(self.shape, start, self.test_gate)[0] == 0)
 
     def pull(

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from fedsieve.algorithms.gated import facts, opened, start_of
+from fedsieve.algorithms.gated import facts, initial_log_alpha, opened
 from fedsieve.algorithms.method import exactly, examples
 from fedsieve.algorithms.sieve_rules import BY_DENSITY, Ending, Rules, Server, Uplink
 from fedsieve.core import constraint, gates, optimizers, selection
@@ -62,7 +62,7 @@ class Sieve(Rules):
     def init(self, layout: Layout, weights: Float[Tensor, " p"], draw: Draw) -> Server:
         """All gates alike."""
         none = torch.zeros_like(weights[0])
-        log_alpha = opened(torch.full_like(weights, start_of(self.initial_logit_density)), layout)
+        log_alpha = opened(torch.full_like(weights, initial_log_alpha(self.initial_logit_density)), layout)
         return Server(weights, log_alpha, none, no_moments(weights), none, none, torch.full_like(none, BY_DENSITY), layout)
 
     def broadcast(self, server: Server, clock: Clock, draw: Draw) -> Packet:
@@ -181,7 +181,7 @@ class Sieve(Rules):
         return server._replace(weights=theta, log_alpha=log_alpha, multiplier=-shift, moments=moments)
 
     def told(self, server: Server, now: "Sieve", merged: dict[str, Tensor], replies: Sequence[Reply], clock: Clock) -> Server:
-        """What replies say beside their updates: rows, how many signs tell most, and in the first round what is to travel."""
+        """What replies say beside their updates: rows, how many signs tell most; in the first round what `now` is to be from then on."""
         if now.private is None:
             server = server._replace(rows=server.rows + (sum(examples(replies)) - server.rows) / (clock.round + 1))
         if now.counts_signs:

@@ -1,4 +1,4 @@
-"""What sieve does where nobody typed it: what travels, for how long, how far steps go (decisions H8 to H26, docs/theory.md).
+"""What sieve does where nobody typed it: what travels, for how long, how far steps go (decisions H7 to H27, docs/theory.md).
 
 Every rule is one property or method of the options; `sieve.py` has the round they fill in. A rule looks at the density, at the clock,
 at how many rows rounds have had, and at what replies said: never at a task's name.
@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedsieve.algorithms.gated import start_of
+from fedsieve.algorithms.gated import initial_log_alpha
 from fedsieve.algorithms.method import Method, above_zero, at_least, examples, fraction
 from fedsieve.core import gates
 from fedsieve.core.aggregation import Mean, Weighting
@@ -50,9 +50,11 @@ BY_DENSITY = -1.0
 LONG_SEARCH, SHARE = 0.8, 0.08
 """Parts of the rounds: the longest search, and its length times the density; where much is kept, numbers do more than a search (H14)."""
 FALL = 3
-"""The expected density falls along 1 - t to this power: gates are open for most of the search (decision H24)."""
+"""The expected density falls along 1 - t to this power: gates are open for most of the search (decisions H24, H27)."""
 MEMORY, LONG_MEMORY = 0.97, 0.98
 """How much of what a broadcast left out stays at the server, unless it is typed; more where one round says little (decision H24)."""
+SMALL = 0.15
+"""Density below which a client moves all its weights while the support is polished (decision H18)."""
 FEW = 0.075
 """Rows a round has for each weight, below which the first choice of a support is little better than chance (decision H8)."""
 TRIAL = 0.5
@@ -65,7 +67,7 @@ class Uplink(StrEnum):
     UPDATES = "updates"
     """signs of the largest updates, `reach` times as many as the model keeps at most; an absent entry is no change"""
     WEIGHTS = "weights"
-    """the largest weights, as many as the model keeps; an absent entry is zero"""
+    """the largest weights, as many as a broadcast holds; an absent entry is zero"""
 
 
 class Ending(StrEnum):
@@ -106,7 +108,7 @@ class Rules(Method):
     batch: int | Literal["all"] = 64
     weights: Weighting = field(default=Weighting.SQRT, metadata={"section": "federation"})
     server_rate: float = 1.0
-    """the server's learning rate; along signs twice that, three times where rows are few"""
+    """the server's learning rate; along signs, while searching, twice that, three times where rows are few"""
     memory: float | None = None
     """how much of what a broadcast left out stays at the server (none: .97, or .98 where rows are few or weights travel)"""
     initial_logit_density: float = 0.5
@@ -116,7 +118,7 @@ class Rules(Method):
     bits: Literal[32, 16, 8, 4] | None = None
     """precision of the values in messages (none: by rule; 4 where updates travel, but 8 in broadcasts once the support is found)"""
     schedule: Schedule | None = None
-    """how the density of messages falls to its target (none: cubic where weights travel by rule and rows fill them, else constant)"""
+    """how the density of messages falls to its target (none: cubic where weights travel by rule and rows fill them; else constant)"""
     uplink: Uplink | None = None
     """what clients send while searching (none: by the first round; signs of many updates, or weights where few matter)"""
     reach: float = 4.0
@@ -133,7 +135,7 @@ class Rules(Method):
         at_least(1, reach=self.reach)
         fraction(search=self.searched)
         above_zero(search=self.searched)
-        start_of(self.initial_logit_density)
+        initial_log_alpha(self.initial_logit_density)
 
     # What the first round decides
 
@@ -195,7 +197,7 @@ class Rules(Method):
     def open_density(self, clock: Clock) -> float:
         """The mean P(z != 0) the exact dual asks for after this round: that of the start first, the density when the search ends."""
         target = self.message_density(clock)
-        free = float(gates.active_probability(self.shape, torch.tensor([start_of(self.initial_logit_density)]))[0])
+        free = float(gates.active_probability(self.shape, torch.tensor([initial_log_alpha(self.initial_logit_density)]))[0])
         done = min((clock.round + 1) / (self.searched * clock.rounds), 1.0)
         return target + max(free - target, 0.0) * (1 - done**FALL)
 
@@ -242,19 +244,14 @@ class Rules(Method):
         """Whether rounds have had fewer rows for each weight, as far as is known."""
         return 0 < float(server.rows) < least * server.layout.gated
 
-    def says_little(self, server: Server) -> bool:
-        """Whether one round says little of what matters: its rows are few, or clients send weights, each its own choice."""
-        return self.travels is Uplink.WEIGHTS or self.fewer_rows(server, FEW)
-
     def remembered(self, server: Server) -> float:
-        """How much of what a broadcast left out stays at the server."""
-        return self.memory if self.memory is not None else LONG_MEMORY if self.says_little(server) else MEMORY
+        """How much of what a broadcast left out stays: more where a round's rows are few, or clients send weights, each its own choice."""
+        little = self.travels is Uplink.WEIGHTS or self.fewer_rows(server, FEW)
+        return self.memory if self.memory is not None else LONG_MEMORY if little else MEMORY
 
     def boldness(self, server: Server, replies: int, clock: Clock) -> float:
-        """The server's rate: more along signs, as well as so many know the mean; 1 while polishing."""
-        if not self.searching(clock):
-            return 1.0
-        if self.travels is Uplink.WEIGHTS:
+        """The server's rate: more along signs, less of it where few replied, as the mean of few signs is noisy (H7)."""
+        if not self.searching(clock) or self.travels is Uplink.WEIGHTS:
             return self.server_rate
         bold = FROM_FEW_ROWS if self.fewer_rows(server, THIN) else ALONG_SIGNS
         return self.server_rate * bold * min(replies / ENOUGH, 1.0) ** 0.5
@@ -276,7 +273,7 @@ class Rules(Method):
 
         Other weights then take up what is a client's own, or what so few cannot say.
         """
-        alone = self.ending is Ending.FROZEN or self.uplink is Uplink.WEIGHTS or self.density >= SIGNS
+        alone = self.ending is Ending.FROZEN or self.uplink is Uplink.WEIGHTS or self.density >= SMALL
         return not alone and (self.fewest or not self.searching(clock))
 
     @property

@@ -3,12 +3,20 @@
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
+
 from fedsieve.experiments import results
 from fedsieve.experiments.results import WHOLE, Row
 from fedsieve.report.style import METRICS, ORDER, TASKS, count, figure, panels_of
 
-FAR = 0.1
-"""Differences beyond this stand at the edge of the picture, with their number."""
+WORST, BEST = -0.1, 0.04
+"""Differences beyond these stand at the edge of the picture, with their number."""
+
+
+NOTE = (
+    "one option changed at a time, and with it the rules that hang on it: weights that are told to travel, and a frozen support, "
+    "leave gates sampled and messages as they are; what a rule already does changes nothing"
+)
 
 
 def entries(rows: list[Row]) -> list[dict[str, Any]]:
@@ -19,16 +27,17 @@ def entries(rows: list[Row]) -> list[dict[str, Any]]:
         whole = results.where(there, part=WHOLE)
         for part in dict.fromkeys(row["label"]["part"] for row in there):
             group = results.where(there, part=part)
-            difference = results.difference(group, whole, "value")
+            less = {} if part == WHOLE else results.difference(group, whole, "value")
+            tdr = results.mean_sd(group, "tdr")
             found.append(
                 {
                     "task": task,
                     "setting": setting,
                     "part": part,
                     "value": results.mean_sd(group, "value"),
-                    "less sieve as it comes": None if part == WHOLE else difference["difference"],
-                    "error": None if part == WHOLE else difference["error"],
-                    "tdr": results.mean_sd(group, "tdr"),
+                    "less sieve as it comes": less.get("difference"),
+                    "error": less.get("error"),
+                    "tdr": None if tdr["mean"] is None else tdr,
                     "expected density": results.mean_sd(group, "expected_density"),
                     "bytes": results.spread([row["bytes"]["up"] + row["bytes"]["down"] for row in results.done(group)]),
                     "finished": f"{len(results.done(group))}/{len(group)}",
@@ -44,18 +53,20 @@ def places(rows: list[Row]) -> list[tuple[str, str]]:
 
 def draw(rows: list[Row], folder: Path) -> list[Path]:
     """For each task: the difference to sieve as it comes, one line a part, with two standard errors."""
-    found = [entry for entry in entries(rows) if entry["part"] != WHOLE]
+    found = [entry for entry in entries(rows) if entry["less sieve as it comes"] is not None]
     parts, shown = list(dict.fromkeys(entry["part"] for entry in found)), places(rows)
     columns = min(len(shown), 4)
-    with figure(folder / "ablation", 2.2 + 1.7 * columns, 0.9 + 2.6 * -(-len(shown) // columns)) as made:
-        panels = panels_of(made, columns, -(-len(shown) // columns))
+    lines = -(-len(shown) // columns)
+    with figure(folder / "ablation", 2.2 + 1.7 * columns, 0.9 + 2.6 * lines) as made:
+        panels = panels_of(made, columns, lines)
         for i, (axes, (task, setting)) in enumerate(zip(panels, shown, strict=False)):
             group = results.where(rows, task=task, setting=setting)
             for entry in found:
-                if (entry["task"], entry["setting"]) == (task, setting) and entry["less sieve as it comes"] is not None:
+                if (entry["task"], entry["setting"]) == (task, setting):
                     _point(axes, parts.index(entry["part"]), entry)
             axes.axvline(0, color="#7A7A7A", linewidth=0.9)
-            axes.set(ylim=(len(parts) - 0.5, -0.5), xlim=(-1.25 * FAR, 0.5 * FAR), xlabel=METRICS[group[0]["metric"]])
+            measured = next((METRICS[row["metric"]] for row in results.done(group)), "")
+            axes.set(ylim=(len(parts) - 0.5, -0.5), xlim=(1.25 * WORST, 1.5 * BEST), xlabel=measured)
             axes.set_yticks(range(len(parts)), parts if i % columns == 0 else [""] * len(parts))
             axes.set_title(f"{TASKS.get(task, task)}{', ' + setting if setting else ''}, {count(group)} seeds", fontsize=8.5)
         for axes in panels[len(shown) :]:
@@ -64,10 +75,13 @@ def draw(rows: list[Row], folder: Path) -> list[Path]:
     return [folder / "ablation.png"]
 
 
-def _point(axes: Any, height: int, entry: dict[str, Any]) -> None:
+def _point(axes: Axes, height: int, entry: dict[str, Any]) -> None:
+    """A difference with its error; an arrow and the number where it is off the picture."""
     difference = entry["less sieve as it comes"]
-    if difference < -FAR:
-        axes.plot(-1.2 * FAR, height, marker="<", ms=4, color=ORDER[1])
-        axes.text(-1.12 * FAR, height, f"{difference:+.2f}", va="center", fontsize=7)
-    else:
+    if WORST <= difference <= BEST:
         axes.errorbar(difference, height, xerr=2 * (entry["error"] or 0), fmt="o", ms=3.5, capsize=2, color=ORDER[0])
+        return
+    worse = difference < WORST
+    axes.plot(1.2 * WORST if worse else 1.4 * BEST, height, marker="<" if worse else ">", ms=4, color=ORDER[1])
+    place = {"x": 1.12 * WORST, "ha": "left"} if worse else {"x": 1.2 * BEST, "ha": "right"}
+    axes.text(y=height, s=f"{difference:+.2f}", va="center", fontsize=7, **place)

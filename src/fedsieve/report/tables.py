@@ -116,7 +116,7 @@ def study_table(name: str, about: str, scale: str, rows: list[Row]) -> Table:
         return Table(about, [*notes, hostile.NOTE, hostile.verdict(rows)], list(found[0]) if found else [], found)
     if name == "ablation":
         found = ablation.entries(rows)
-        return Table(about, notes, list(found[0]) if found else [], found)
+        return Table(about, [*notes, ablation.NOTE], list(found[0]) if found else [], found)
     labels = list(dict.fromkeys(key for row in rows for key in row["label"]))
     groups = grouped(rows)
     entries = [{**dict(group[0]["label"]), **measured(group)} for group in groups]
