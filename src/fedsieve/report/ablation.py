@@ -68,7 +68,7 @@ def draw(rows: list[Row], folder: Path) -> list[Path]:
             measured = next((METRICS[row["metric"]] for row in results.done(group)), "")
             axes.set(ylim=(len(parts) - 0.5, -0.5), xlim=(1.25 * WORST, 1.5 * BEST), xlabel=measured)
             axes.set_yticks(range(len(parts)), parts if i % columns == 0 else [""] * len(parts))
-            axes.set_title(f"{TASKS.get(task, task)}{', ' + setting if setting else ''}, {count(group)} seeds", fontsize=8.5)
+            axes.set_title(f"{TASKS.get(task, task)}\n{setting + ', ' if setting else ''}{count(group)} seeds", fontsize=8.5)
         for axes in panels[len(shown) :]:
             axes.remove()
         made.suptitle("with one part changed, less sieve as it comes; bars: two standard errors; arrows: farther than shown", fontsize=8.5)

@@ -17,6 +17,7 @@ MEASURES = {"quality": {"lr": "r2"}, "loss": {"lr": "mse"}, "tdr": {"mc": "tdr_r
 USUAL = {"quality": "accuracy", "loss": "ce", "tdr": "tdr"}
 DETAILS = ("finished", "bytes formula", "bytes payload", "line", "test density", "expected density", "tdr rows", "metric", "difference")
 """Columns a narrow terminal does without, in this order, and then those that say the same everywhere."""
+FORMATS = {"difference": "{:+.3f}", "less sieve": "{:+.4f}", "less sieve as it comes": "{:+.4f}", "error": "{:.4f}", "95 %": "{:.4f}"}
 TOLERANCE = 0.05
 """How close a density must come to its target, as a fraction of it."""
 
@@ -90,7 +91,7 @@ def shown(column: str, value: Any) -> str:
             return size(value["mean"])
         return _decimals(value["mean"]) + (f" ± {_decimals(value['sd'])}" if value["sd"] is not None else "")
     if isinstance(value, float):
-        return f"{value:+.3f}" if column == "difference" else f"{value:g}"
+        return FORMATS.get(column, "{:g}").format(value)
     return str(value)
 
 
