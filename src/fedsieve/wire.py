@@ -23,7 +23,7 @@ VERSION = 1
 FIELDS = ("theta", "gates", "log_alpha", "weights", "gradient", "gate_gradient", "update")
 GATE_FIELDS = frozenset({"gates", "log_alpha", "gate_gradient"})
 """Fields about gates; the others are about weights."""
-SCALARS = ("rest_gate", "multiplier", "kept_gate", "signs", "spread", "width")
+SCALARS = ("rest_gate", "multiplier", "kept_gate", "signs", "spread", "width", "pace")
 SEED, DENSE, SUBSET, CHANGES = range(4)
 BITMAP = 255
 CHECKSUM = 4

@@ -357,3 +357,89 @@ def test_the_signs_of_fewer_than_five_replies_are_followed_in_shorter_steps(cloc
     assert moved(5).abs().max() > 0
     torch.testing.assert_close(moved(5), shorter * moved(1))
     torch.testing.assert_close(moved(8), moved(5))
+
+
+@pytest.mark.parametrize(
+    ("options", "rows", "clock", "pace"),
+    [
+        ({}, 8.0, SEARCH, 0.5),
+        ({}, 9.0, SEARCH, None),
+        ({}, 0.0, SEARCH, None),
+        ({}, 8.0, POLISH, None),
+        ({"uplink": Uplink.WEIGHTS}, 8.0, SEARCH, None),
+        ({"budget": BudgetRule.ERK}, 8.0, SEARCH, None),
+    ],
+)
+def test_where_rows_are_few_a_broadcast_asks_for_half_the_steps_of_gates(options, rows, clock, pace):
+    sieve = replace(SIEVE, **options)
+    server = start(sieve, MODEL, 3, torch.float64)._replace(rows=torch.tensor(rows))
+    assert sieve.broadcast(server, clock, server_drawer(3, 0, 0, torch.float64, "cpu")).scalars.get("pace") == pace
+
+
+def test_gates_then_move_half_as_far():
+    _, _, client = begun()
+    asked = client._replace(packet=client.packet._replace(scalars=client.packet.scalars | {"pace": torch.tensor(0.5)}))
+    usual, careful = (stepped(each, steps=1).log_alpha - client.log_alpha for each in (client, asked))
+    assert (usual != 0).any()
+    torch.testing.assert_close(careful, usual / 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "rows", "still", "found"),
+    [
+        ({}, 9.0, 2.0, True),
+        ({}, 9.0, 1.0, False),
+        ({}, 8.0, 2.0, False),
+        ({}, 0.0, 2.0, False),
+        ({"search": 0.8}, 9.0, 2.0, False),
+        ({"uplink": Uplink.WEIGHTS}, 9.0, 2.0, False),
+        ({"mean": Mean.MEDIAN}, 9.0, 2.0, False),
+    ],
+)
+def test_a_support_that_stood_still_for_a_fifth_of_the_rounds_is_found_unless_rows_are_few_or_the_search_was_typed(
+    options, rows, still, found
+):
+    sieve = replace(SIEVE, **options)
+    server = start(sieve, MODEL, 3, torch.float64)._replace(rows=torch.tensor(rows), still=torch.tensor(still))
+    assert sieve.found(server, SEARCH) is found
+    assert sieve.found(server, Clock(7, 10))
+
+
+@pytest.mark.parametrize("sparser", [False, True])
+def test_the_server_counts_the_rounds_in_which_its_support_stays(sparser):
+    server, packet, client = begun()
+    weights = torch.where(packet.mask(torch.float64) > 0, 9.0, 0.0)
+    if sparser:  # the support was another
+        weights = weights.flip(0)
+    reply = SIEVE.client_reply(stepped(client), SEARCH, draw(step=4)).at(0)
+    server = server._replace(weights=weights, still=torch.tensor(1.0, dtype=torch.float64))
+    after = SIEVE.aggregate(server, packet, [Reply(i, reply, 8) for i in range(5)], SEARCH, draw())
+    assert after.still == (0 if sparser else 2)
+
+
+def test_gates_of_the_support_that_stand_open_tell_clients_that_it_is_found():
+    server, _, _ = begun()
+    chosen = SIEVE.chosen(server.weights, server.log_alpha, MODEL.layout, 0.1)
+    server = server._replace(log_alpha=torch.where(chosen, 8.0, -6.0).double())
+    packet = SIEVE.broadcast(server, SEARCH, server_drawer(3, 0, 0, torch.float64, "cpu"))
+    assert packet.fields["weights"].coding is Coding.HALVES8
+    client = SIEVE.client_init(packet, MODEL.layout, SEARCH, torch.float64)
+    reply = SIEVE.client_reply(stepped(type(client)(client.weights[None], client.log_alpha[None], *client[2:])), SEARCH, draw(step=4))
+    assert reply.support[0].tolist() == packet.support.tolist()
+    assert reply.fields["update"].coding is Coding.HALVES4
+    assert SIEVE.shared_support(packet, SEARCH).tolist() == packet.support.tolist()
+
+
+def test_no_start_of_the_gates_says_that_the_support_is_found():
+    _, packet, _ = begun(sieve=replace(SIEVE, initial_logit_density=1 - 1e-9))
+    assert 7.9 < packet.scalars["kept_gate"] < 8
+
+
+@pytest.mark.usefixtures("few_test_rows")
+def test_on_an_easy_task_the_search_ends_early_and_the_constraint_holds_from_there_on():
+    rows = [step.row for step in trained("lr", 0.1, Synthetic(rows=2000, features=50, true_density=0.1), Sieve(), rounds=40)]
+    end = next(number for number, row in enumerate(rows) if row["expected_density"] < 0.5)
+    assert 8 <= end < 24
+    assert all(abs(row["expected_density"] - 0.1) < 0.005 for row in rows[end:])
+    assert max(row["bytes_up_positions"] for row in rows[end + 1 :]) == 4  # one byte a reply: where the broadcast has them
+    assert rows[-1]["tdr"] == 1

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedsieve.algorithms.gated import facts, initial_log_alpha, opened
 from fedsieve.algorithms.method import exactly, examples
-from fedsieve.algorithms.sieve_rules import BY_DENSITY, Ending, Rules, Server, Uplink
+from fedsieve.algorithms.sieve_rules import BY_DENSITY, OPEN, Ending, Rules, Server, Uplink
 from fedsieve.core import constraint, gates, optimizers, selection
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT
 from fedsieve.core.optimizers import no_moments
@@ -26,10 +26,10 @@ from fedsieve.core.streams import Draw
 from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
 
 GATES = ("kept_gate", "rest_gate")
-ROUND_LIMIT = 8.0
+ROUND_LIMIT = OPEN
 """log_alpha stays within this during a client's round; the exact dual may move it to +-12 after it."""
-OPEN = ROUND_LIMIT
-"""log_alpha of the support once it is found: its gates are 1 but for one draw in 600, and noise no longer hides the weights (H10)."""
+AJAR = OPEN - 0.01
+"""The most that gates of a support on trial are open: a broadcast with more says that the support is found."""
 
 
 class Client(NamedTuple):
@@ -62,12 +62,12 @@ class Sieve(Rules):
     def init(self, layout: Layout, weights: Float[Tensor, " p"], draw: Draw) -> Server:
         """All gates alike."""
         none = torch.zeros_like(weights[0])
-        log_alpha = opened(torch.full_like(weights, initial_log_alpha(self.initial_logit_density)), layout)
-        return Server(weights, log_alpha, none, no_moments(weights), none, none, torch.full_like(none, BY_DENSITY), layout)
+        log_alpha = opened(torch.full_like(weights, min(initial_log_alpha(self.initial_logit_density), AJAR)), layout)
+        return Server(weights, log_alpha, none, no_moments(weights), none, none, torch.full_like(none, BY_DENSITY), none, layout)
 
     def broadcast(self, server: Server, clock: Clock, draw: Draw) -> Packet:
-        """The largest m weights and those on trial, and the two log_alpha; where it is not the density's, what is to travel."""
-        now = self.fitted(float(server.width))
+        """The largest m weights and those on trial, and the two log_alpha; where it departs from the usual, what is to travel, how fast."""
+        now = self.fitted(float(server.width), found=bool(server.log_alpha[: server.layout.gated].amax() >= OPEN))
         chosen = now.chosen(server.weights, server.log_alpha, server.layout, now.sent(server, clock))
         bits = now.precision(fine=not now.searching(clock))
         packet = sparse_packet(selection.positions(chosen), {"weights": server.weights}, bits, draw)
@@ -75,6 +75,8 @@ class Sieve(Rules):
         asked = now.signs(server, clock)
         if now.counts_signs and now.searching(clock) and asked < now.most_signs(clock):
             packet.scalars["signs"] = torch.tensor(asked, dtype=torch.float32)
+        if now.searching(clock) and (pace := now.pace(server)) < 1:
+            packet.scalars["pace"] = torch.tensor(pace, dtype=torch.float32)
         if server.width >= 0:
             packet.scalars["width"] = server.width.to(torch.float32)
         return packet
@@ -126,7 +128,7 @@ class Sieve(Rules):
 
     def shared_support(self, packet: Packet, clock: Clock) -> Int64[Tensor, " m"] | None:
         """All while searching, then the broadcast's."""
-        return None if self.searching(clock) else packet.support
+        return None if self.heeding(packet).searching(clock) else packet.support
 
     @property
     def reply_fields(self) -> frozenset[str]:
@@ -177,8 +179,12 @@ class Sieve(Rules):
         rate = now.boldness(server, len(replies), clock)
         moved, moments = optimizers.step(now.server, server.moments, sent, -update, rate, momentum=now.server_momentum)
         theta = moved + now.remembered(server) * (server.weights - sent)
-        log_alpha, shift = now.tightened(server, theta, torch.cat([merged[name] for name in GATES]), clock)
-        return server._replace(weights=theta, log_alpha=log_alpha, multiplier=-shift, moments=moments)
+        wide = now.message_density(clock) if now.over(clock) else now.sent(server, clock)
+        chosen = now.chosen(theta, server.log_alpha, server.layout, wide)
+        still = torch.where((chosen == packet.mask(theta.dtype).bool()).all(), server.still + 1, 0)
+        server = server._replace(weights=theta, moments=moments, still=still)
+        log_alpha, shift = now.tightened(server, chosen, torch.cat([merged[name] for name in GATES]), clock)
+        return server._replace(log_alpha=log_alpha, multiplier=-shift)
 
     def told(self, server: Server, now: "Sieve", merged: dict[str, Tensor], replies: Sequence[Reply], clock: Clock) -> Server:
         """What replies say beside their updates: rows, how many signs tell most; in the first round what `now` is to be from then on."""
@@ -191,18 +197,20 @@ class Sieve(Rules):
         return server
 
     def tightened(
-        self, server: Server, theta: Float[Tensor, " p"], both: Float[Tensor, " 2"], clock: Clock
+        self, server: Server, chosen: Bool[Tensor, " p"], both: Float[Tensor, " 2"], clock: Clock
     ) -> tuple[Float[Tensor, " p"], Float[Tensor, ""]]:
-        """The gates' means on the support of theta and off it, shifted so that the constraint is tight; and the shift."""
-        layout, found = server.layout, not self.searching(clock._replace(round=clock.round + 1))
+        """The gates' means on the support and off it, shifted so that the constraint is tight; and the shift."""
+        layout, found = server.layout, self.found(server, clock)
         if found and self.ending is Ending.FROZEN:
             both = torch.tensor([LOG_ALPHA_LIMIT, -LOG_ALPHA_LIMIT]).to(both)
-        chosen = self.chosen(theta, server.log_alpha, layout, self.message_density(clock) if found else self.sent(server, clock))
-        kept = chosen[: layout.gated].to(theta).mean()
-        shift = constraint.exact_shift(self.shape, both, self.open_density(clock), torch.stack((kept, 1 - kept)))
+        kept = chosen[: layout.gated].to(both).mean()
+        target = self.message_density(clock) if found else self.open_density(clock)
+        shift = constraint.exact_shift(self.shape, both, target, torch.stack((kept, 1 - kept)))
         on, off = constraint.shifted(both, shift)
         if found and on < OPEN:
             on, off = self.parted(kept, self.message_density(clock))
+        elif not found:
+            on = on.clamp_max(AJAR)
         return opened(torch.where(chosen, on, off), layout), shift
 
     def parted(self, kept: Float[Tensor, ""], density: float) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:

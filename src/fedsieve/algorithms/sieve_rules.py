@@ -1,4 +1,4 @@
-"""What sieve does where nobody typed it: what travels, for how long, how far steps go (decisions H7 to H27, docs/theory.md).
+"""What sieve does where nobody typed it: what travels, for how long, how far steps go (decisions H7 to H29, docs/theory.md).
 
 Every rule is one property or method of the options; `sieve.py` has the round they fill in. A rule looks at the density, at the clock,
 at how many rows rounds have had, and at what replies said: never at a task's name.
@@ -59,6 +59,14 @@ FEW = 0.075
 """Rows a round has for each weight, below which the first choice of a support is little better than chance (decision H8)."""
 TRIAL = 0.5
 """Weights then on trial when the search begins, over those the model keeps."""
+CAREFUL = 0.5
+"""Steps of gates then, over their rate: the saliency of few rows is mostly their own (decision H28)."""
+OPEN = 8.0
+"""log_alpha of the support once it is found: its gates are 1 but for one draw in 600, and noise no longer hides the weights (H10)."""
+STILL = 0.2
+"""Part of the rounds after which a support that has not changed is found, where rows are not few (decision H29)."""
+OVER = 1e-9
+"""The part of the rounds that is searched where the server says that the support is found."""
 
 
 class Uplink(StrEnum):
@@ -92,6 +100,8 @@ class Server(NamedTuple):
     """the part of all updates whose signs say most, in the mean of the last replies; 0 where nobody has said"""
     width: Tensor
     """what the first round decided: weights travel, in messages of this density at first, or 0: signs do; below 0 the density decides"""
+    still: Tensor
+    """for how many rounds the support has not changed"""
     layout: Layout
 
 
@@ -114,7 +124,7 @@ class Rules(Method):
     initial_logit_density: float = 0.5
     """rho_init: log_alpha starts at its logit, and the expected density falls from there (.5 opens .83 of the gates, .05 a fifth)"""
     gate_rate: float = 0.3
-    """step of log_alpha along the saliency, in units of its root mean square"""
+    """step of log_alpha along the saliency, in units of its root mean square; half of it where rows are few"""
     bits: Literal[32, 16, 8, 4] | None = None
     """precision of the values in messages (none: by rule; 4 where updates travel, but 8 in broadcasts once the support is found)"""
     schedule: Schedule | None = None
@@ -124,7 +134,7 @@ class Rules(Method):
     reach: float = 4.0
     """signs of updates a client sends at most while searching, over the weights the model keeps; never above .15 of all or what it keeps"""
     search: float | None = None
-    """part of the rounds in which the support is searched (none: .8, less at densities above .1: .08 / density)"""
+    """part of the rounds in which the support is searched (none: .8, less above a density of .1 and where it stands still)"""
     ending: Ending = Ending.EXACT
     """what holds the constraint after the search: the exact dual, or a frozen support"""
 
@@ -170,13 +180,14 @@ class Rules(Method):
             return wide if spread >= WIDER * self.density and rows >= FILLED * wide * layout.gated else self.density
         return 0.0 if self.density <= SPARSEST and spread < EVEN else BY_DENSITY
 
-    def fitted(self, width: float) -> "Rules":
+    def fitted(self, width: float, pace: float = 1.0, *, found: bool = False) -> "Rules":
         """The method with what it left open filled in."""
-        return self if width < 0 else _filled(self, width)
+        return self if width < 0 and pace == 1 and not found else _filled(self, width, pace, found)
 
     def heeding(self, packet: Packet) -> "Rules":
-        """The method as a broadcast asks for it."""
-        return self.fitted(float(packet.scalars.get("width", BY_DENSITY)))
+        """The method as a broadcast asks for it; gates of the support that stand open say that it is found."""
+        width, pace = (float(packet.scalars.get(name, usual)) for name, usual in (("width", BY_DENSITY), ("pace", 1.0)))
+        return self.fitted(width, pace, found=float(packet.scalars["kept_gate"]) >= OPEN)
 
     # Search and polish
 
@@ -193,6 +204,18 @@ class Rules(Method):
     def searching(self, clock: Clock) -> bool:
         """Whether the support may still change."""
         return clock.round < self.searched * clock.rounds
+
+    def over(self, clock: Clock) -> bool:
+        """Whether this was the last round of the search."""
+        return not self.searching(clock._replace(round=clock.round + 1))
+
+    def found(self, server: Server, clock: Clock) -> bool:
+        """Whether the support is found after this round: the search is over, or the support has not changed for long (H29).
+
+        Not where rows are few: there the noise of the gates, which ends with the search, keeps weights from fitting those rows alone.
+        """
+        lasting = self.search is None and self.counts_signs and float(server.rows) >= FEW * server.layout.gated
+        return self.over(clock) or (lasting and float(server.still) >= STILL * clock.rounds)
 
     def open_density(self, clock: Clock) -> float:
         """The mean P(z != 0) the exact dual asks for after this round: that of the start first, the density when the search ends."""
@@ -256,6 +279,10 @@ class Rules(Method):
         bold = FROM_FEW_ROWS if self.fewer_rows(server, THIN) else ALONG_SIGNS
         return self.server_rate * bold * min(replies / ENOUGH, 1.0) ** 0.5
 
+    def pace(self, server: Server) -> float:
+        """Steps of gates, over their rate: shorter where a round's rows are few; layers with budgets of their own want them whole."""
+        return CAREFUL if self.counts_signs and self.fewer_rows(server, FEW) else 1.0
+
     def sent(self, server: Server, clock: Clock) -> float:
         """The density of a broadcast: where rows are few, weights on trial come on top, fewer each round until the search ends.
 
@@ -288,8 +315,16 @@ class Rules(Method):
 
 
 @lru_cache(maxsize=64)
-def _filled(method: Rules, width: float) -> Rules:
+def _filled(method: Rules, width: float, pace: float, found: bool) -> Rules:
+    """The method as the server wants it: what travels, how long steps of gates are, and whether the search is over."""
+    method = replace(_travelling(method, width), gate_rate=pace * method.gate_rate)
+    return replace(method, search=OVER) if found else method
+
+
+def _travelling(method: Rules, width: float) -> Rules:
     """The method with its open options set for messages of weights that begin so wide, or, at 0, for signs of updates."""
+    if width < 0:
+        return method
     if width == 0:
         return replace(method, uplink=Uplink.UPDATES)
     if method.schedule is not None:
