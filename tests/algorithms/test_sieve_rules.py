@@ -385,10 +385,10 @@ def test_gates_then_move_half_as_far():
 
 
 @pytest.mark.parametrize(
-    ("options", "rows", "still", "found"),
+    ("options", "rows", "changed", "found"),
     [
         ({}, 9.0, 2.0, True),
-        ({}, 9.0, 1.0, False),
+        ({}, 9.0, 3.0, False),
         ({}, 8.0, 2.0, False),
         ({}, 0.0, 2.0, False),
         ({"search": 0.8}, 9.0, 2.0, False),
@@ -397,31 +397,44 @@ def test_gates_then_move_half_as_far():
     ],
 )
 def test_a_support_that_stood_still_for_a_fifth_of_the_rounds_is_found_unless_rows_are_few_or_the_search_was_typed(
-    options, rows, still, found
+    options, rows, changed, found
 ):
     sieve = replace(SIEVE, **options)
-    server = start(sieve, MODEL, 3, torch.float64)._replace(rows=torch.tensor(rows), still=torch.tensor(still))
-    assert sieve.found(server, SEARCH) is found
-    assert sieve.found(server, Clock(7, 10))
+    server = start(sieve, MODEL, 3, torch.float64)._replace(rows=torch.tensor(rows), changed=torch.tensor(changed))
+    assert sieve.found(server, Clock(5, 10)) is found
+    assert sieve.found(server, Clock(8, 10))
 
 
-@pytest.mark.parametrize("sparser", [False, True])
-def test_the_server_counts_the_rounds_in_which_its_support_stays(sparser):
-    server, packet, client = begun()
-    weights = torch.where(packet.mask(torch.float64) > 0, 9.0, 0.0)
-    if sparser:  # the support was another
-        weights = weights.flip(0)
-    reply = SIEVE.client_reply(stepped(client), SEARCH, draw(step=4)).at(0)
-    server = server._replace(weights=weights, still=torch.tensor(1.0, dtype=torch.float64))
-    after = SIEVE.aggregate(server, packet, [Reply(i, reply, 8) for i in range(5)], SEARCH, draw())
-    assert after.still == (0 if sparser else 2)
+def after_a_round(sieve, weights, aggregations=1, clock=SEARCH):
+    """The server after replies to a broadcast, when it holds these weights for its mask; it last changed in the round before."""
+    server, packet, client = begun(clock, sieve)
+    reply = sieve.client_reply(stepped(client, clock, sieve=sieve), clock, draw(step=4)).at(0)
+    server = server._replace(weights=weights(packet.mask(torch.float64)), changed=torch.tensor(1.0, dtype=torch.float64))
+    for _ in range(aggregations):
+        server = sieve.aggregate(server, packet, [Reply(i, reply, 8) for i in range(5)], clock, draw())
+    return server
+
+
+def test_the_server_knows_the_round_that_last_changed_its_support():
+    kept, moved = (lambda mask: 9.0 * mask), (lambda mask: 9.0 * mask.flip(0))
+    assert after_a_round(SIEVE, kept).changed == 1
+    assert after_a_round(SIEVE, kept, aggregations=3).changed == 1
+    assert after_a_round(SIEVE, moved).changed == 2
+
+
+@pytest.mark.parametrize("wide", [{"schedule": Schedule.CUBIC, "start_density": 0.3}, {"warmup": 5}])
+def test_a_support_that_is_wider_than_the_model_is_not_found(wide):
+    assert after_a_round(replace(SIEVE, **wide), lambda mask: 9.0 * mask).changed == 2
 
 
 def test_gates_of_the_support_that_stand_open_tell_clients_that_it_is_found():
     server, _, _ = begun()
     chosen = SIEVE.chosen(server.weights, server.log_alpha, MODEL.layout, 0.1)
-    server = server._replace(log_alpha=torch.where(chosen, 8.0, -6.0).double())
-    packet = SIEVE.broadcast(server, SEARCH, server_drawer(3, 0, 0, torch.float64, "cpu"))
+    server = server._replace(log_alpha=torch.where(chosen, 8.0, -6.0).double(), rows=torch.tensor(9.0))
+    packet = SIEVE.broadcast(server._replace(changed=torch.tensor(1.0)), SEARCH, server_drawer(3, 0, 0, torch.float64, "cpu"))
+    assert packet.scalars["kept_gate"] < 8
+    packet = SIEVE.broadcast(server._replace(changed=torch.tensor(-1.0)), SEARCH, server_drawer(3, 0, 0, torch.float64, "cpu"))
+    assert packet.scalars["kept_gate"] == 8
     assert packet.fields["weights"].coding is Coding.HALVES8
     client = SIEVE.client_init(packet, MODEL.layout, SEARCH, torch.float64)
     reply = SIEVE.client_reply(stepped(type(client)(client.weights[None], client.log_alpha[None], *client[2:])), SEARCH, draw(step=4))

@@ -62,16 +62,18 @@ class Sieve(Rules):
     def init(self, layout: Layout, weights: Float[Tensor, " p"], draw: Draw) -> Server:
         """All gates alike."""
         none = torch.zeros_like(weights[0])
-        log_alpha = opened(torch.full_like(weights, min(initial_log_alpha(self.initial_logit_density), AJAR)), layout)
-        return Server(weights, log_alpha, none, no_moments(weights), none, none, torch.full_like(none, BY_DENSITY), none, layout)
+        log_alpha = opened(torch.full_like(weights, initial_log_alpha(self.initial_logit_density)), layout)
+        width, changed = torch.full_like(none, BY_DENSITY), torch.full_like(none, -1)
+        return Server(weights, log_alpha, none, no_moments(weights), none, none, width, changed, layout)
 
     def broadcast(self, server: Server, clock: Clock, draw: Draw) -> Packet:
         """The largest m weights and those on trial, and the two log_alpha; where it departs from the usual, what is to travel, how fast."""
-        now = self.fitted(float(server.width), found=bool(server.log_alpha[: server.layout.gated].amax() >= OPEN))
+        now = self.fitted(float(server.width), found=self.found(server, clock))
         chosen = now.chosen(server.weights, server.log_alpha, server.layout, now.sent(server, clock))
         bits = now.precision(fine=not now.searching(clock))
         packet = sparse_packet(selection.positions(chosen), {"weights": server.weights}, bits, draw)
-        packet.scalars.update(two_means(server.log_alpha, chosen, server.layout))
+        most = AJAR if now.searching(clock) else LOG_ALPHA_LIMIT
+        packet.scalars.update({name: mean.clamp_max(most) for name, mean in two_means(server.log_alpha, chosen, server.layout).items()})
         asked = now.signs(server, clock)
         if now.counts_signs and now.searching(clock) and asked < now.most_signs(clock):
             packet.scalars["signs"] = torch.tensor(asked, dtype=torch.float32)
@@ -179,11 +181,14 @@ class Sieve(Rules):
         rate = now.boldness(server, len(replies), clock)
         moved, moments = optimizers.step(now.server, server.moments, sent, -update, rate, momentum=now.server_momentum)
         theta = moved + now.remembered(server) * (server.weights - sent)
-        wide = now.message_density(clock) if now.over(clock) else now.sent(server, clock)
+        then = clock._replace(round=clock.round + 1)
+        wide = now.sent(server, clock) if now.searching(then) else now.message_density(clock)
         chosen = now.chosen(theta, server.log_alpha, server.layout, wide)
-        still = torch.where((chosen == packet.mask(theta.dtype).bool()).all(), server.still + 1, 0)
-        server = server._replace(weights=theta, moments=moments, still=still)
-        log_alpha, shift = now.tightened(server, chosen, torch.cat([merged[name] for name in GATES]), clock)
+        stayed = wide == self.density and bool((chosen == packet.mask(theta.dtype).bool()).all())
+        changed = server.changed if stayed else torch.full_like(server.changed, clock.round)
+        server = server._replace(weights=theta, moments=moments, changed=changed)
+        both = torch.cat([merged[name] for name in GATES])
+        log_alpha, shift = now.tightened(server.layout, chosen, both, clock, found=self.found(server, then))
         return server._replace(log_alpha=log_alpha, multiplier=-shift)
 
     def told(self, server: Server, now: "Sieve", merged: dict[str, Tensor], replies: Sequence[Reply], clock: Clock) -> Server:
@@ -197,10 +202,9 @@ class Sieve(Rules):
         return server
 
     def tightened(
-        self, server: Server, chosen: Bool[Tensor, " p"], both: Float[Tensor, " 2"], clock: Clock
+        self, layout: Layout, chosen: Bool[Tensor, " p"], both: Float[Tensor, " 2"], clock: Clock, *, found: bool
     ) -> tuple[Float[Tensor, " p"], Float[Tensor, ""]]:
         """The gates' means on the support and off it, shifted so that the constraint is tight; and the shift."""
-        layout, found = server.layout, self.found(server, clock)
         if found and self.ending is Ending.FROZEN:
             both = torch.tensor([LOG_ALPHA_LIMIT, -LOG_ALPHA_LIMIT]).to(both)
         kept = chosen[: layout.gated].to(both).mean()
@@ -209,8 +213,6 @@ class Sieve(Rules):
         on, off = constraint.shifted(both, shift)
         if found and on < OPEN:
             on, off = self.parted(kept, self.message_density(clock))
-        elif not found:
-            on = on.clamp_max(AJAR)
         return opened(torch.where(chosen, on, off), layout), shift
 
     def parted(self, kept: Float[Tensor, ""], density: float) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:

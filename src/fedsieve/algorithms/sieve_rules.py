@@ -64,7 +64,7 @@ CAREFUL = 0.5
 OPEN = 8.0
 """log_alpha of the support once it is found: its gates are 1 but for one draw in 600, and noise no longer hides the weights (H10)."""
 STILL = 0.2
-"""Part of the rounds after which a support that has not changed is found, where rows are not few (decision H29)."""
+"""Part of the rounds for which a support that is found has not changed, where rows are not few (decision H29)."""
 OVER = 1e-9
 """The part of the rounds that is searched where the server says that the support is found."""
 
@@ -100,8 +100,8 @@ class Server(NamedTuple):
     """the part of all updates whose signs say most, in the mean of the last replies; 0 where nobody has said"""
     width: Tensor
     """what the first round decided: weights travel, in messages of this density at first, or 0: signs do; below 0 the density decides"""
-    still: Tensor
-    """for how many rounds the support has not changed"""
+    changed: Tensor
+    """the last round that changed the support, or in which it was wider than the model; -1 before the first"""
     layout: Layout
 
 
@@ -181,7 +181,7 @@ class Rules(Method):
         return 0.0 if self.density <= SPARSEST and spread < EVEN else BY_DENSITY
 
     def fitted(self, width: float, pace: float = 1.0, *, found: bool = False) -> "Rules":
-        """The method with what it left open filled in."""
+        """The method with what it left open filled in, its gates' steps so much shorter, and no search where the support is found."""
         return self if width < 0 and pace == 1 and not found else _filled(self, width, pace, found)
 
     def heeding(self, packet: Packet) -> "Rules":
@@ -199,23 +199,20 @@ class Rules(Method):
     @property
     def turns(self) -> dict[str, float]:
         """The end of the search, beside the schedule's turns."""
-        return super().turns | {"search ends": self.searched}
+        return super().turns | {"search ends" if self.search else "search ends at the latest": self.searched}
 
     def searching(self, clock: Clock) -> bool:
         """Whether the support may still change."""
         return clock.round < self.searched * clock.rounds
 
-    def over(self, clock: Clock) -> bool:
-        """Whether this was the last round of the search."""
-        return not self.searching(clock._replace(round=clock.round + 1))
-
     def found(self, server: Server, clock: Clock) -> bool:
-        """Whether the support is found after this round: the search is over, or the support has not changed for long (H29).
+        """Whether the support is found before this round: the search is over, or the support has not changed for long (H29).
 
         Not where rows are few: there the noise of the gates, which ends with the search, keeps weights from fitting those rows alone.
         """
-        lasting = self.search is None and self.counts_signs and float(server.rows) >= FEW * server.layout.gated
-        return self.over(clock) or (lasting and float(server.still) >= STILL * clock.rounds)
+        now = self.fitted(float(server.width))
+        lasting = now.search is None and now.counts_signs and float(server.rows) >= FEW * server.layout.gated
+        return not now.searching(clock) or (lasting and clock.round - float(server.changed) > STILL * clock.rounds)
 
     def open_density(self, clock: Clock) -> float:
         """The mean P(z != 0) the exact dual asks for after this round: that of the start first, the density when the search ends."""
@@ -280,7 +277,7 @@ class Rules(Method):
         return self.server_rate * bold * min(replies / ENOUGH, 1.0) ** 0.5
 
     def pace(self, server: Server) -> float:
-        """Steps of gates, over their rate: shorter where a round's rows are few; layers with budgets of their own want them whole."""
+        """Steps of gates, over their rate: shorter where a round's rows are few and replies may say what messages should be."""
         return CAREFUL if self.counts_signs and self.fewer_rows(server, FEW) else 1.0
 
     def sent(self, server: Server, clock: Clock) -> float:

@@ -44,7 +44,7 @@ PRECISIONS = (32, 16, 8, 4)
 GATES = frozenset({"gates", "gate", "log_alpha", "kept_gate", "rest_gate"})
 """Names of what are gates in a message or a part of it: they have limits of their own and are averaged plainly."""
 SHARES = frozenset({"signs", "spread", "width", "pace"})
-"""Names of numbers that are parts of all there is, between 0 and 1: neither gates nor weights."""
+"""Names of numbers that are parts of a whole, between 0 and 1: neither gates nor weights."""
 
 
 class Values(NamedTuple):
