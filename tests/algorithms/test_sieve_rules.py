@@ -387,13 +387,13 @@ def test_gates_then_move_half_as_far():
 @pytest.mark.parametrize(
     ("options", "rows", "changed", "found"),
     [
-        ({}, 9.0, 2.0, True),
-        ({}, 9.0, 3.0, False),
-        ({}, 8.0, 2.0, False),
-        ({}, 0.0, 2.0, False),
-        ({"search": 0.8}, 9.0, 2.0, False),
-        ({"uplink": Uplink.WEIGHTS}, 9.0, 2.0, False),
-        ({"mean": Mean.MEDIAN}, 9.0, 2.0, False),
+        ({}, 9.0, 4.0, True),
+        ({}, 9.0, 5.0, False),
+        ({}, 8.0, 4.0, False),
+        ({}, 0.0, 4.0, False),
+        ({"search": 0.8}, 9.0, 4.0, False),
+        ({"uplink": Uplink.WEIGHTS}, 9.0, 4.0, False),
+        ({"mean": Mean.MEDIAN}, 9.0, 4.0, False),
     ],
 )
 def test_a_support_that_stood_still_for_a_fifth_of_the_rounds_is_found_unless_rows_are_few_or_the_search_was_typed(
@@ -401,8 +401,13 @@ def test_a_support_that_stood_still_for_a_fifth_of_the_rounds_is_found_unless_ro
 ):
     sieve = replace(SIEVE, **options)
     server = start(sieve, MODEL, 3, torch.float64)._replace(rows=torch.tensor(rows), changed=torch.tensor(changed))
-    assert sieve.found(server, Clock(5, 10)) is found
-    assert sieve.found(server, Clock(8, 10))
+    assert sieve.found(server, Clock(15, 50)) is found
+    assert sieve.found(server, Clock(40, 50))
+
+
+def test_fewer_than_five_rounds_without_a_change_are_chance():
+    server = start(SIEVE, MODEL, 3, torch.float64)._replace(rows=torch.tensor(9.0), changed=torch.tensor(1.0))
+    assert [SIEVE.found(server, Clock(number, 10)) for number in (5, 6, 7)] == [False, False, True]
 
 
 def after_a_round(sieve, weights, aggregations=1, clock=SEARCH):
@@ -427,20 +432,26 @@ def test_a_support_that_is_wider_than_the_model_is_not_found(wide):
     assert after_a_round(replace(SIEVE, **wide), lambda mask: 9.0 * mask).changed == 2
 
 
+LATE = Clock(7, 10)
+"""Still in the search, for all the clock says."""
+
+
 def test_gates_of_the_support_that_stand_open_tell_clients_that_it_is_found():
     server, _, _ = begun()
     chosen = SIEVE.chosen(server.weights, server.log_alpha, MODEL.layout, 0.1)
     server = server._replace(log_alpha=torch.where(chosen, 8.0, -6.0).double(), rows=torch.tensor(9.0))
-    packet = SIEVE.broadcast(server._replace(changed=torch.tensor(1.0)), SEARCH, server_drawer(3, 0, 0, torch.float64, "cpu"))
+    noise = server_drawer(3, 0, 0, torch.float64, "cpu")
+    packet = SIEVE.broadcast(server._replace(changed=torch.tensor(2.0)), LATE, noise)
     assert packet.scalars["kept_gate"] < 8
-    packet = SIEVE.broadcast(server._replace(changed=torch.tensor(-1.0)), SEARCH, server_drawer(3, 0, 0, torch.float64, "cpu"))
+    packet = SIEVE.broadcast(server._replace(changed=torch.tensor(1.0)), LATE, noise)
     assert packet.scalars["kept_gate"] == 8
     assert packet.fields["weights"].coding is Coding.HALVES8
-    client = SIEVE.client_init(packet, MODEL.layout, SEARCH, torch.float64)
-    reply = SIEVE.client_reply(stepped(type(client)(client.weights[None], client.log_alpha[None], *client[2:])), SEARCH, draw(step=4))
+    client = SIEVE.client_init(packet, MODEL.layout, LATE, torch.float64)
+    client = stepped(type(client)(client.weights[None], client.log_alpha[None], *client[2:]), LATE)
+    reply = SIEVE.client_reply(client, LATE, draw(step=4))
     assert reply.support[0].tolist() == packet.support.tolist()
     assert reply.fields["update"].coding is Coding.HALVES4
-    assert SIEVE.shared_support(packet, SEARCH).tolist() == packet.support.tolist()
+    assert SIEVE.shared_support(packet, LATE).tolist() == packet.support.tolist()
 
 
 def test_no_start_of_the_gates_says_that_the_support_is_found():

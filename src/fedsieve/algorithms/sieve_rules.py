@@ -63,8 +63,8 @@ CAREFUL = 0.5
 """Steps of gates then, over their rate: the saliency of few rows is mostly their own (decision H28)."""
 OPEN = 8.0
 """log_alpha of the support once it is found: its gates are 1 but for one draw in 600, and noise no longer hides the weights (H10)."""
-STILL = 0.2
-"""Part of the rounds for which a support that is found has not changed, where rows are not few (decision H29)."""
+STILL, LEAST = 0.2, 5
+"""Part of the rounds, and their least number, for which a support that is found has not changed, where rows are not few (H29)."""
 OVER = 1e-9
 """The part of the rounds that is searched where the server says that the support is found."""
 
@@ -212,7 +212,7 @@ class Rules(Method):
         """
         now = self.fitted(float(server.width))
         lasting = now.search is None and now.counts_signs and float(server.rows) >= FEW * server.layout.gated
-        return not now.searching(clock) or (lasting and clock.round - float(server.changed) > STILL * clock.rounds)
+        return not now.searching(clock) or (lasting and clock.round - float(server.changed) > max(STILL * clock.rounds, LEAST))
 
     def open_density(self, clock: Clock) -> float:
         """The mean P(z != 0) the exact dual asks for after this round: that of the start first, the density when the search ends."""
