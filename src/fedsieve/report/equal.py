@@ -57,7 +57,7 @@ def draw(rows: list[Row], folder: Path) -> list[Path]:
     """Quality against bytes in the first factor of each task; of a rival's several settings the first, which has no comma."""
     rows = [row for row in rows if "," not in row["label"]["method"]]
     tasks = list(dict.fromkeys(row["label"]["task"] for row in rows))
-    with figure(folder / "equal-bytes", 7.2, 3.4 if len(tasks) < 4 else 6.4) as made:
+    with figure(folder / "equal-bytes", 7.2, 3.4 if len(tasks) <= 4 else 6.4) as made:
         columns = min(len(tasks), 4)
         panels = panels_of(made, columns, int(np.ceil(len(tasks) / columns)))
         for axes, task in zip(panels, tasks, strict=False):
