@@ -1,5 +1,7 @@
 """FLoPS against autograd through the gates, and against the paper's own words."""
 
+from math import prod
+
 import pytest
 import torch
 
@@ -103,21 +105,49 @@ def test_the_exact_dual_ends_every_round_at_the_target():
     torch.testing.assert_close(gates.active_probability(flops.shape, after.log_alpha).mean(), torch.tensor(0.25, dtype=torch.float64))
 
 
-def expected_density_under(dual, dual_rate, start, density=0.2):
-    falling = {"schedule": Schedule.CUBIC, "start_density": 0.98, "schedule_start": 0.2, "schedule_end": 0.8}
+def densities_under(dual, start, density=0.05):
+    """Expected and test-time density over the target, without scaling, where twice as many weights matter as may stay."""
+    falling = {"schedule": Schedule.CUBIC, "start_density": 0.98, "schedule_end": 0.8}
     gated = {"scaling": Scaling.OFF, "gate_rate": 0.1, "initial_logit_density": start}
-    flops = Flops(dual=dual, dual_rate=dual_rate, steps=10, batch=16, **gated, **falling)
-    data = Synthetic(rows=400, features=60, true_density=0.1)
+    flops = Flops(dual=dual, steps=10, batch=16, **gated, **falling)
+    data = Synthetic(rows=400, features=200, true_density=0.1)
     federation = Federation(clients=10, participation=0.4)
     run = Run(task="lr", method="flops", density=density, rounds=30, data=data, federation=federation, algorithm=flops)
-    return list(execute(run, Problem(run)))[-1].row["expected_density"] / density
+    last = list(execute(run, Problem(run)))[-1].row
+    return last["expected_density"] / density, last["test_density"] / density
 
 
 @pytest.mark.usefixtures("few_test_rows")
-def test_a_controlled_multiplier_brings_the_density_near_its_target_without_scaling_and_an_ascent_does_not():
-    assert 0.6 < expected_density_under(Dual.PI, 1.0, 0.95) < 1.3
-    assert 0.6 < expected_density_under(Dual.PI, 1.0, 0.2) < 1.3
-    assert expected_density_under(Dual.ASCENT, 5e-4, 0.95) > 1.5
+@pytest.mark.parametrize("start", [0.95, 0.2])
+def test_the_natural_ascent_holds_the_density_without_scaling_below_the_true_one_too_and_the_plain_one_does_not(start):
+    assert densities_under(Dual.NATURAL, start) == pytest.approx((1.0, 1.0), rel=0.05)
+    assert densities_under(Dual.EXACT, start) == pytest.approx((1.0, 1.0), rel=0.05)
+    assert densities_under(Dual.ASCENT, start)[0] > 1.5
+
+
+def test_the_natural_multiplier_is_taken_from_log_alpha_and_does_not_weigh_on_its_gradient_too():
+    flops = Flops(density=0.25, dual=Dual.NATURAL, gate_rate=0.2, bits=32)
+    server, still = server_for(flops), torch.zeros(12)
+    replies = [Reply(0, dense_packet({"gradient": still, "gate_gradient": still}, 32, draw()), 1)]
+    packet = flops.broadcast(server, CLOCK, draw())
+    ends = [flops.aggregate(server._replace(multiplier=torch.tensor(m).double()), packet, replies, CLOCK, draw()) for m in (0.0, 3.0)]
+    step = torch.log(gates.active_probability(flops.shape, server.log_alpha).mean() / 0.25)
+    for end, began in zip(ends, (0.0, 3.0), strict=True):
+        torch.testing.assert_close(end.log_alpha, server.log_alpha - step)
+        torch.testing.assert_close(end.multiplier, began + step)
+
+
+@pytest.mark.parametrize("dual", [Dual.EXACT, Dual.OFF])
+def test_a_step_of_the_dual_is_refused_where_there_is_none(dual):
+    with pytest.raises(ValueError, match=f"step of an ascent, and dual {dual} has none; leave 0.1 out"):
+        Flops(dual=dual, dual_rate=0.1)
+
+
+def test_gates_are_cooled_a_thousandfold_after_a_falling_target_is_reached_and_never_on_a_constant_one():
+    falling = Flops(dual=Dual.NATURAL, schedule=Schedule.CUBIC, schedule_end=0.5)
+    assert [falling.cooling(Clock(now, 10)) for now in range(5)] == [1.0] * 5
+    assert prod(falling.cooling(Clock(now, 10)) for now in range(10)) == pytest.approx(1000)
+    assert {Flops(dual=Dual.NATURAL).cooling(Clock(now, 10)) for now in range(10)} == {1.0}
 
 
 def test_a_kept_weight_is_never_zero_even_where_its_gate_is_closed():

@@ -33,17 +33,46 @@ def test_the_multiplier_restarts_when_the_constraint_holds():
     assert float(constraint.ascend(torch.tensor(1.0), held, 0.5)) == 0.0
 
 
-def test_the_controller_adds_the_logarithms_of_the_excess_and_of_the_change():
-    open_gates, fewer = (torch.full((10,), level, dtype=torch.float64) for level in (1.0, -1.0))
-    d, less = (float(active_probability(SHAPE, part).mean()) for part in (open_gates, fewer))
+def charged(phi, density, rate, steps):
+    """The distance of the density to its target, in logarithms, after each natural step of the dual."""
+    gaps = []
+    for _ in range(steps):
+        phi = phi - constraint.price(SHAPE, phi, density, rate)
+        gaps.append(float(active_probability(SHAPE, phi).mean().log()) - log(density))
+    return phi, gaps
 
-    def followed(before, after, density):
-        return float(constraint.follow(SHAPE, torch.tensor(0.3, dtype=torch.float64), before, after, density, 0.1))
 
-    assert followed(open_gates, open_gates, d) == pytest.approx(0.3)
-    assert followed(open_gates, open_gates, d / 2) == pytest.approx(0.3 + 0.1 * log(2))
-    assert followed(open_gates, fewer, less) == pytest.approx(0.3 + log(less / d))
-    assert followed(fewer, fewer, 20 * less) < 0.01
+@pytest.mark.parametrize("density", [0.5, 0.05, 0.005])
+@pytest.mark.parametrize("start", [4.0, -4.0])
+def test_natural_steps_come_to_the_exact_shift_without_overshooting_whatever_the_target(density, start):
+    phi = 2 * log_alpha(2000) + start
+    found, gaps = charged(phi, density, 1.0, 200)
+    assert abs(gaps[-1]) < 1e-9
+    torch.testing.assert_close(found, phi + constraint.exact_shift(SHAPE, phi, density), atol=1e-3, rtol=0)  # that one's gates are clamped
+    side = 1 if float(active_probability(SHAPE, phi).mean()) > density else -1
+    assert all(side * gap > -1e-9 for gap in gaps)
+
+
+def test_a_natural_rate_below_two_converges_and_one_above_does_not():
+    few = torch.full((10,), -3.0, dtype=torch.float64)  # where hardly any gate is open, density follows the multiplier one to one
+    assert abs(charged(few, 0.001, 1.9, 200)[1][-1]) < 1e-6
+    assert abs(charged(few, 0.001, 2.5, 200)[1][-1]) > 0.1
+
+
+def test_cooling_multiplies_the_logit_of_the_open_probability():
+    phi = log_alpha(30)
+    found = active_probability(SHAPE, constraint.cooled(SHAPE, phi, 3.0))
+    torch.testing.assert_close(torch.logit(found), 3.0 * torch.logit(active_probability(SHAPE, phi)))
+
+
+def test_gates_that_matter_alike_part_when_cooled_under_a_tight_constraint():
+    phi = 0.1 * log_alpha(1000)
+    for _ in range(24):
+        phi = constraint.cooled(SHAPE, phi, 2.0)
+        phi = constraint.shifted(phi, constraint.exact_shift(SHAPE, phi, 0.01))
+    stay = active_probability(SHAPE, phi) > 0.5
+    assert int(stay.sum()) == 10
+    assert torch.equal(stay.nonzero()[:, 0], log_alpha(1000).topk(10).indices.sort().values)
 
 
 @pytest.mark.parametrize("density", [0.5, 0.05, 0.005])

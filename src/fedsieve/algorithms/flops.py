@@ -60,10 +60,8 @@ class Flops(GradientExchange, Gated):
     def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
         """Mean gradients, the constraint's closed form, one step of theta~, phi and lambda together (L152-154)."""
         merged = self.merged(packet, replies, server.weights, clock, draw)
-        gradient = merged["gradient"]
-        gate_gradient = merged["gate_gradient"] + self.regularize(
-            server.log_alpha, server.multiplier, server.layout.gated, server.layout.groups
-        )
+        gradient, weight = merged["gradient"], server.multiplier if self.weighs else torch.zeros_like(server.multiplier)
+        gate_gradient = merged["gate_gradient"] + self.regularize(server.log_alpha, weight, server.layout.gated, server.layout.groups)
         decay = self.decay(clock)
         weights, moments = optimizers.step(
             self.server, server.moments, server.weights, gradient, self.server_rate * decay, momentum=self.server_momentum
@@ -71,19 +69,13 @@ class Flops(GradientExchange, Gated):
         log_alpha, gate_moments = optimizers.step(
             self.server, server.gate_moments, server.log_alpha, gate_gradient, self.gate_rate * decay, momentum=self.server_momentum
         )
-        log_alpha = self.settled(log_alpha, server.layout)
         multiplier = self.ascend(server.multiplier, server.log_alpha, server.layout, clock)
-        return server._replace(
-            weights=weights,
-            log_alpha=log_alpha,
-            multiplier=self.follow(multiplier, server.log_alpha, log_alpha, server.layout, clock),
-            moments=moments,
-            gate_moments=gate_moments,
-        )
+        log_alpha, multiplier = self.charged(self.settled(log_alpha, server.layout), multiplier, server.layout, clock)
+        return server._replace(weights=weights, log_alpha=log_alpha, multiplier=multiplier, moments=moments, gate_moments=gate_moments)
 
     def close(self, server: Server, clock: Clock) -> Server:
         """After prune start, scale log_alpha up at the top m of theta and down elsewhere (L155-157)."""
         log_alpha = server.log_alpha
         if clock.round + 1 > max(self.prune_start * clock.rounds, self.warmup):
             log_alpha = self.scaled(log_alpha, self.chosen(server.weights, log_alpha, server.layout, clock))
-        return server._replace(log_alpha=self.tighten(log_alpha, server.layout, self.message_density(clock)))
+        return server._replace(log_alpha=self.tighten(log_alpha, server.layout, clock))

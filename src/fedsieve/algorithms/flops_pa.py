@@ -251,16 +251,11 @@ class FlopsPA(Gated):
         merged = self.merged(packet, replies, server.theta, clock, draw)
         gate = self.opening(merged["gate"], server.layout) if by_gate else merged["gate"]
         theta, moments = self.moved_on(server, packet, merged["theta"])
-        log_alpha = self.settled(self.log_alpha_of(gate), server.layout)
-        log_alpha = self.tighten(log_alpha, server.layout, self.message_density(clock))
+        log_alpha = self.tighten(self.settled(self.log_alpha_of(gate), server.layout), server.layout, clock)
         multiplier = self.ascend(server.multiplier, log_alpha, server.layout, clock)
-        return server._replace(
-            theta=theta,
-            weights=theta / gate if by_gate else theta,
-            log_alpha=log_alpha,
-            multiplier=self.follow(multiplier, server.log_alpha, log_alpha, server.layout, clock),
-            moments=moments,
-        )
+        log_alpha, multiplier = self.charged(log_alpha, multiplier, server.layout, clock)
+        weights = theta / gate if by_gate else theta
+        return server._replace(theta=theta, weights=weights, log_alpha=log_alpha, multiplier=multiplier, moments=moments)
 
     def moved_on(self, server: Server, packet: Packet, mean: Float[Tensor, " p"]) -> tuple[Float[Tensor, " p"], Moments]:
         """What was sent, moved towards the cohort's mean, and what was not, times `memory`."""

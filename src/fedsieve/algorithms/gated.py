@@ -14,9 +14,14 @@ from fedsieve.core import constraint, gates, optimizers, selection
 from fedsieve.core.constraint import Dual, Form
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT, GateAtTest, HardConcrete
 from fedsieve.core.optimizers import Moments, no_moments
-from fedsieve.core.selection import Scaling
+from fedsieve.core.selection import Scaling, Schedule
 from fedsieve.core.streams import Draw
 from fedsieve.core.types import Batch, Clock, Layout, Objective
+
+ASCENT_RATE, NATURAL_RATE = 5e-4, 1.0
+"""Steps of the dual, unless they are typed: over a round, and an exchange."""
+COLD = 1000.0
+"""By how much the temperature of the gates has fallen at the end, where they are cooled (decision B5)."""
 
 
 @runtime_checkable
@@ -104,9 +109,9 @@ class Gated(Method, ABC):
     constraint: Form = Form.COUNT
     """constraint in counts, or over the number of weights as in the paper"""
     dual: Dual = Dual.ASCENT
-    """multiplier by ascent with restart, by a controller (pi), solved exactly, or off"""
-    dual_rate: float = 5e-4
-    """step of the dual over a round (the paper: of the order 1/size an exchange; with pi 1 is good)"""
+    """multiplier by ascent with restart, by ascent on log_alpha itself (natural), solved exactly, or off"""
+    dual_rate: float | None = None
+    """step of the dual: over a round with ascent (none: 5e-4; the paper: of the order 1/size an exchange), an exchange with natural (1)"""
     scaling: Scaling = Scaling.ADDITIVE
     """how log_alpha is pushed apart at the top weights and elsewhere"""
     scaling_rate: float = 0.5
@@ -127,8 +132,10 @@ class Gated(Method, ABC):
         above_zero(temperature=self.temperature, gate_rate=self.gate_rate)
         initial_log_alpha(self.initial_logit_density)
         at_least(1, samples=self.samples)
-        at_least(0, dual_rate=self.dual_rate, scaling_rate=self.scaling_rate, entropy=self.entropy)
+        at_least(0, dual_rate=self.dual_step, scaling_rate=self.scaling_rate, entropy=self.entropy)
         fraction(prune_start=self.prune_start)
+        if self.dual_rate is not None and self.dual in (Dual.EXACT, Dual.OFF):
+            raise ValueError(f"algorithm.dual-rate is the step of an ascent, and dual {self.dual} has none; leave {self.dual_rate:g} out")
         if not self.low < 0 < 1 < self.high:
             raise ValueError(
                 f"algorithm.low must be below 0 and algorithm.high above 1, or no gate is ever 0 or 1; got {self.low}, {self.high}"
@@ -203,32 +210,50 @@ class Gated(Method, ABC):
             gradient, multiplier = gradient + self.regularize(log_alpha, multiplier, size, groups), torch.zeros_like(multiplier)
         return constraint.descend(self.shape, log_alpha, gradient, multiplier, self.constraint, size, rate)
 
+    @property
+    def dual_step(self) -> float:
+        """The rate of the dual: as typed, or what goes with its kind."""
+        if self.dual_rate is not None:
+            return self.dual_rate
+        return NATURAL_RATE if self.dual is Dual.NATURAL else ASCENT_RATE
+
     def ascend(self, multiplier: Float[Tensor, ""], log_alpha: Float[Tensor, " p"], layout: Layout, clock: Clock) -> Float[Tensor, ""]:
         """One dual step on the violation of these gates: FLoPS gives those before the primal step (B2), PA the aggregated ones (B3)."""
-        if self.dual is not Dual.ASCENT:
+        if not self.weighs:
             return multiplier
         gated, density = log_alpha[: layout.gated] if layout.free else log_alpha, self.message_density(clock)
-        return constraint.dual_step(self.shape, gated, multiplier, density, self.dual_rate / self.exchanges)
+        return constraint.dual_step(self.shape, gated, multiplier, density, self.dual_step / self.exchanges)
 
     @property
     def weighs(self) -> bool:
         """Whether a multiplier pulls on the gates."""
-        return self.dual in (Dual.ASCENT, Dual.PI)
+        return self.dual is Dual.ASCENT
 
-    def follow(
-        self, multiplier: Float[Tensor, ""], before: Float[Tensor, " p"], after: Float[Tensor, " p"], layout: Layout, clock: Clock
-    ) -> Float[Tensor, ""]:
-        """One step of the controller on the gates before and after the primal step."""
-        if self.dual is not Dual.PI:
-            return multiplier
-        gated, density = slice(layout.gated), self.message_density(clock)
-        return constraint.follow(self.shape, multiplier, before[gated], after[gated], density, self.dual_rate / self.exchanges)
+    def charged(
+        self, log_alpha: Float[Tensor, " p"], multiplier: Float[Tensor, ""], layout: Layout, clock: Clock
+    ) -> tuple[Float[Tensor, " p"], Float[Tensor, ""]]:
+        """The natural dual: its step taken from every log_alpha, and the multiplier with it."""
+        if self.dual is not Dual.NATURAL:
+            return log_alpha, multiplier
+        colder = constraint.cooled(self.shape, log_alpha, self.cooling(clock) ** (1 / self.exchanges))
+        step = constraint.price(self.shape, colder[: layout.gated], self.message_density(clock), self.dual_step)
+        return self.settled(colder - step, layout), multiplier + step
 
-    def tighten(self, log_alpha: Float[Tensor, " p"], layout: Layout, density: float) -> Float[Tensor, " p"]:
+    def tighten(self, log_alpha: Float[Tensor, " p"], layout: Layout, clock: Clock) -> Float[Tensor, " p"]:
         """The exact dual: one shift of all log_alpha that makes the constraint tight."""
         if self.dual is not Dual.EXACT:
             return log_alpha
-        return opened(constraint.shifted(log_alpha, constraint.exact_shift(self.shape, log_alpha[: layout.gated], density)), layout)
+        colder = constraint.cooled(self.shape, log_alpha, self.cooling(clock))
+        shift = constraint.exact_shift(self.shape, colder[: layout.gated], self.message_density(clock))
+        return opened(constraint.shifted(colder, shift), layout)
+
+    def cooling(self, clock: Clock) -> float:
+        """By how much gates are surer of themselves after this round, all alike, once a falling target is reached (decision B5).
+
+        Of weights that matter alike some then stay, and open test-time gates come to be as many as the dual expects.
+        """
+        reached = self.schedule_end * clock.rounds
+        return 1.0 if self.course is Schedule.CONSTANT or clock.round < reached else COLD ** (1 / (clock.rounds - reached))
 
     def score(self, weights: Float[Tensor, "*k p"], log_alpha: Float[Tensor, "*k p"]) -> Float[Tensor, "*k p"]:
         """|theta~| times the test-time gate (decision C3)."""

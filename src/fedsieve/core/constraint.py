@@ -25,8 +25,8 @@ class Dual(StrEnum):
 
     ASCENT = "ascent"
     """gradient ascent with restart (L138)"""
-    PI = "pi"
-    """raised by how far density is above its target, in logarithms, and by how it changes; below 0 it opens gates (decision B5)"""
+    NATURAL = "natural"
+    """taken from log_alpha itself, and raised by log(density / target): an ascent that holds at any target (decision B5)"""
     EXACT = "exact"
     """the shift of log_alpha that makes the constraint tight, by bisection (decision B4)"""
     OFF = "off"
@@ -134,20 +134,18 @@ def dual_step(
     return ascend(multiplier, gap(shape, log_alpha, density), rate)
 
 
-def follow(
-    shape: HardConcrete,
-    multiplier: Float[Tensor, ""],
-    before: Float[Tensor, " n"],
-    after: Float[Tensor, " n"],
-    density: float,
-    rate: float,
-) -> Float[Tensor, ""]:
-    """lambda + eta log(d / rho) + log(d / d before): a controller's integral and proportional part, without memory of its own (B5).
+def price(shape: HardConcrete, log_alpha: Float[Tensor, " n"], density: float, rate: float) -> Float[Tensor, ""]:
+    """eta log(d / rho): a step of the multiplier that is taken from every log_alpha alike, d the mean of P(z != 0) (decision B5).
 
-    Logarithms make a density twice too high the same error at every target; the second term brakes a density that already falls.
+    With their entropy kept, gates that minimise -sum u_j P_j + lambda sum P_j have log_alpha = u - lambda, and the dual is concave and
+    smooth. As -d log d / d lambda = sum P (1 - P) / sum P is at most 1, no rate below 2 overshoots, whatever the target, size and loss.
     """
-    was, now = (active_probability(shape, gates).mean().log() for gates in (before, after))
-    return multiplier + rate * (now - log(density)) + (now - was)
+    return rate * (active_probability(shape, log_alpha).mean().log() - log(density))
+
+
+def cooled(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], factor: float) -> Float[Tensor, "*k n"]:
+    """Gates at a temperature lower by a factor: the logit of P(z != 0) times it. Their limits wait for the dual's step, or all shut tie."""
+    return (log_alpha + shape.offset) * factor - shape.offset
 
 
 def exact_shift(

@@ -14,14 +14,15 @@ from fedsieve.experiments.study import Cell, Study
 
 FALLING = {"dual": Dual.EXACT, "schedule": Schedule.CUBIC, "start_density": 0.98, "schedule_end": 0.8}
 """The exact dual on a target that falls while gates learn, fast enough to part: at once on its target it closes all gates alike."""
-FALLING_FLOPS = FALLING | {"schedule_start": 0.2, "gate_rate": 0.1}
-FOLLOWING = FALLING_FLOPS | {"dual": Dual.PI, "dual_rate": 1.0}
-"""The best ascent found: a controller on the same falling target (decision B5)."""
+FALLING_FLOPS = FALLING | {"gate_rate": 0.1}
+NATURAL_FLOPS = FALLING_FLOPS | {"dual": Dual.NATURAL}
+"""The best ascent found, on the same falling target (decision B5)."""
 FALLING_PA = FALLING | {"gate_rate": 1.0, "step_gates": GateNoise.SAMPLED}
 """Its messages follow the target: they are denser while it falls."""
 DENSITIES = (0.5, 0.2, 0.05, 0.01, 0.005)
-ALONE = ("mnist", "rcv1")
-"""Real data: sieve alone but at the paper's scale, as FLoPS sends every weight for every batch."""
+LARGE = "rcv1"
+REAL = ("mnist", LARGE)
+"""Real data: sieve and the best ascent alone but at the paper's scale, and without it where a message of every weight has megabytes."""
 STARTS = {"dense": 0.95, "sparse": 0.2}
 """rho_init of gates that begin almost all open, and just above where every test-time gate would be 0 (P(z != 0) is .99 and .55)."""
 
@@ -29,21 +30,22 @@ STARTS = {"dense": 0.95, "sparse": 0.2}
 def constraint(scale: Scale) -> Study:
     """Whether density reaches its target by the constraint alone, from a dense and from a sparse start."""
     cells = []
-    for task in (*paper.GENERATED, *(() if scale.tiny else ALONE)):
+    for task in (*paper.GENERATED, *(() if scale.tiny else REAL)):
         for target in DENSITIES:
             if target * scale.features < 1:
                 continue
             for start, logit in STARTS.items():
                 begin = {"initial_logit_density": logit}
                 cells.append(_cell(scale, task, "sieve", "exact dual, its own schedule", target, start, begin))
-                if task in ALONE and scale.name is not ScaleName.PAPER:
+                gates, whole = begin | {"scaling_rate": 0.0}, scale.name is ScaleName.PAPER
+                if task != LARGE or whole:
+                    cells.append(_cell(scale, task, "flops", "natural ascent, falling target", target, start, gates | NATURAL_FLOPS))
+                if task in REAL and not whole:
                     continue
-                gates = begin | {"scaling_rate": 0.0}
                 exchanges = paper.settings(scale, task, "flops").get("steps", algorithm_class("flops").steps)
                 inert = {"constraint": Form.PAPER, "dual_rate": exchanges / scale.features}
                 cells.append(_cell(scale, task, "flops", "the paper's dual", target, start, gates | inert))
                 cells.append(_cell(scale, task, "flops", "ascent in counts", target, start, gates))
-                cells.append(_cell(scale, task, "flops", "controlled ascent, falling target", target, start, gates | FOLLOWING))
                 cells.append(_cell(scale, task, "flops", "exact dual", target, start, gates | {"dual": Dual.EXACT}))
                 cells.append(_cell(scale, task, "flops", "exact dual, falling target", target, start, gates | FALLING_FLOPS))
                 cells.append(_cell(scale, task, "flops-pa", "exact dual", target, start, gates | {"dual": Dual.EXACT}))
