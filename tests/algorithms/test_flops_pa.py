@@ -108,9 +108,14 @@ def test_the_rest_gate_never_locks_the_support():
 
 def test_the_multiplier_travels_down_only_while_it_is_ascended():
     server = PLAIN.init(OBJECTIVE.layout, torch.ones(40, dtype=torch.float64), noise())
-    for dual in Dual:
+    for dual in (Dual.ASCENT, Dual.EXACT, Dual.OFF):
         sent = replace(PLAIN, dual=dual).broadcast(server, CLOCK, noise()).scalars
         assert ("multiplier" in sent) == (dual is Dual.ASCENT)
+
+
+def test_an_ascent_on_every_gate_is_refused_where_messages_name_a_few():
+    with pytest.raises(ValueError, match="dual natural needs every gate, and messages of flops-pa name a few; use exact, or method flops"):
+        replace(PLAIN, dual=Dual.NATURAL)
 
 
 def test_a_literal_message_at_fully_open_gates_stays_finite():

@@ -59,10 +59,16 @@ def test_a_natural_rate_below_two_converges_and_one_above_does_not():
     assert abs(charged(few, 0.001, 2.5, 200)[1][-1]) > 0.1
 
 
+def test_a_natural_step_is_finite_where_every_gate_is_far_beyond_its_limits():
+    shut = torch.full((1000,), -400.0)
+    assert float(constraint.price(SHAPE, shut, 0.05, 1.0)) == pytest.approx(-400.0 + SHAPE.offset - log(0.05))
+
+
 def test_cooling_multiplies_the_logit_of_the_open_probability():
     phi = log_alpha(30)
     found = active_probability(SHAPE, constraint.cooled(SHAPE, phi, 3.0))
     torch.testing.assert_close(torch.logit(found), 3.0 * torch.logit(active_probability(SHAPE, phi)))
+    assert constraint.cooled(SHAPE, phi, 1.0) is phi
 
 
 def test_gates_that_matter_alike_part_when_cooled_under_a_tight_constraint():
@@ -80,6 +86,12 @@ def test_the_exact_shift_makes_the_constraint_tight_for_every_client(density):
     phi = 2 * log_alpha(3, 2000) + 2
     moved = constraint.shifted(phi, constraint.exact_shift(SHAPE, phi, density))
     torch.testing.assert_close(active_probability(SHAPE, moved).mean(-1), torch.full((3,), density, dtype=torch.float64), atol=1e-9, rtol=0)
+
+
+def test_the_exact_shift_reaches_gates_that_were_cooled_far_beyond_their_limits():
+    phi = constraint.cooled(SHAPE, log_alpha(1000) - 6, 1000.0)
+    moved = constraint.shifted(phi, constraint.exact_shift(SHAPE, phi, 0.05, halvings=80))
+    assert int((active_probability(SHAPE, moved) > 0.5).sum()) == 50
 
 
 def test_the_exact_shift_opens_gates_that_are_too_few_and_leaves_a_tight_constraint_alone():

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedsieve.algorithms.gated import Gated
 from fedsieve.algorithms.method import fraction, server_step
 from fedsieve.core import constraint, gates, selection
+from fedsieve.core.constraint import Dual
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT
 from fedsieve.core.optimizers import Moments, Optimizer
 from fedsieve.core.packets import Packet, Part, round_gates, round_values, sparse_packet
@@ -93,9 +94,11 @@ class FlopsPA(Gated):
     """least gate of the weights that are not sent: at exactly 0 the support could never change"""
 
     def __post_init__(self) -> None:
-        """A rest gate is a gate."""
+        """A rest gate is a gate; and a message says too little of the gates for an ascent on them."""
         super().__post_init__()
         fraction(rest_floor=self.rest_floor)
+        if self.dual is Dual.NATURAL:
+            raise ValueError("algorithm.dual natural needs every gate, and messages of flops-pa name a few; use exact, or method flops")
 
     def client_gates(self, log_alpha: Float[Tensor, "k p"], layout: Layout, draw: Draw, purpose: str) -> gates.Gates:
         """The gates of a local step."""
@@ -253,7 +256,6 @@ class FlopsPA(Gated):
         theta, moments = self.moved_on(server, packet, merged["theta"])
         log_alpha = self.tighten(self.settled(self.log_alpha_of(gate), server.layout), server.layout, clock)
         multiplier = self.ascend(server.multiplier, log_alpha, server.layout, clock)
-        log_alpha, multiplier = self.charged(log_alpha, multiplier, server.layout, clock)
         weights = theta / gate if by_gate else theta
         return server._replace(theta=theta, weights=weights, log_alpha=log_alpha, multiplier=multiplier, moments=moments)
 

@@ -2,7 +2,7 @@
 
 from abc import ABC
 from dataclasses import dataclass
-from math import inf, log
+from math import ceil, inf, log
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -19,7 +19,9 @@ from fedsieve.core.streams import Draw
 from fedsieve.core.types import Batch, Clock, Layout, Objective
 
 ASCENT_RATE, NATURAL_RATE = 5e-4, 1.0
-"""Steps of the dual, unless they are typed: over a round, and an exchange."""
+"""Steps of the dual, unless they are typed."""
+PRICES = 10
+"""Natural steps an exchange: they cost no message, and as gates cool each of them moves density less."""
 COLD = 1000.0
 """By how much the temperature of the gates has fallen at the end, where they are cooled (decision B5)."""
 
@@ -109,9 +111,9 @@ class Gated(Method, ABC):
     constraint: Form = Form.COUNT
     """constraint in counts, or over the number of weights as in the paper"""
     dual: Dual = Dual.ASCENT
-    """multiplier by ascent with restart, by ascent on log_alpha itself (natural), solved exactly, or off"""
+    """multiplier by ascent with restart, by ascent on log_alpha itself (natural: FLoPS, falling schedule), solved exactly, or off"""
     dual_rate: float | None = None
-    """step of the dual: over a round with ascent (none: 5e-4; the paper: of the order 1/size an exchange), an exchange with natural (1)"""
+    """step of the dual: over a round with ascent (none: 5e-4; the paper: about 1/size an exchange), below 2 with natural (none: 1)"""
     scaling: Scaling = Scaling.ADDITIVE
     """how log_alpha is pushed apart at the top weights and elsewhere"""
     scaling_rate: float = 0.5
@@ -136,6 +138,14 @@ class Gated(Method, ABC):
         fraction(prune_start=self.prune_start)
         if self.dual_rate is not None and self.dual in (Dual.EXACT, Dual.OFF):
             raise ValueError(f"algorithm.dual-rate is the step of an ascent, and dual {self.dual} has none; leave {self.dual_rate:g} out")
+        if self.dual is Dual.NATURAL and self.dual_step >= 2:
+            raise ValueError(
+                f"algorithm.dual-rate of dual natural must be below 2, or steps overshoot more and more; got {self.dual_rate:g}"
+            )
+        if self.constraint is Form.PAPER and not self.weighs:
+            raise ValueError(
+                f"algorithm.constraint paper is how a multiplier weighs on gates, and with dual {self.dual} none does; leave it out"
+            )
         if not self.low < 0 < 1 < self.high:
             raise ValueError(
                 f"algorithm.low must be below 0 and algorithm.high above 1, or no gate is ever 0 or 1; got {self.low}, {self.high}"
@@ -232,12 +242,14 @@ class Gated(Method, ABC):
     def charged(
         self, log_alpha: Float[Tensor, " p"], multiplier: Float[Tensor, ""], layout: Layout, clock: Clock
     ) -> tuple[Float[Tensor, " p"], Float[Tensor, ""]]:
-        """The natural dual: its step taken from every log_alpha, and the multiplier with it."""
+        """The natural dual: its steps taken from every log_alpha; the multiplier is all of them so far."""
         if self.dual is not Dual.NATURAL:
             return log_alpha, multiplier
-        colder = constraint.cooled(self.shape, log_alpha, self.cooling(clock) ** (1 / self.exchanges))
-        step = constraint.price(self.shape, colder[: layout.gated], self.message_density(clock), self.dual_step)
-        return self.settled(colder - step, layout), multiplier + step
+        charged = constraint.cooled(self.shape, log_alpha, self.cooling(clock) ** (1 / self.exchanges))
+        for _ in range(PRICES):
+            step = constraint.price(self.shape, charged[: layout.gated], self.message_density(clock), self.dual_step)
+            charged, multiplier = charged - step, multiplier + step
+        return self.settled(charged, layout), multiplier
 
     def tighten(self, log_alpha: Float[Tensor, " p"], layout: Layout, clock: Clock) -> Float[Tensor, " p"]:
         """The exact dual: one shift of all log_alpha that makes the constraint tight."""
@@ -252,7 +264,7 @@ class Gated(Method, ABC):
 
         Of weights that matter alike some then stay, and open test-time gates come to be as many as the dual expects.
         """
-        reached = self.schedule_end * clock.rounds
+        reached = max(ceil(self.schedule_end * clock.rounds - 1e-9), self.warmup)
         return 1.0 if self.course is Schedule.CONSTANT or clock.round < reached else COLD ** (1 / (clock.rounds - reached))
 
     def score(self, weights: Float[Tensor, "*k p"], log_alpha: Float[Tensor, "*k p"]) -> Float[Tensor, "*k p"]:

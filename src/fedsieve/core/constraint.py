@@ -26,7 +26,7 @@ class Dual(StrEnum):
     ASCENT = "ascent"
     """gradient ascent with restart (L138)"""
     NATURAL = "natural"
-    """taken from log_alpha itself, and raised by log(density / target): an ascent that holds at any target (decision B5)"""
+    """taken from log_alpha itself, and raised by log(density / target): an ascent that holds at any target that falls to it (B5)"""
     EXACT = "exact"
     """the shift of log_alpha that makes the constraint tight, by bisection (decision B4)"""
     OFF = "off"
@@ -137,15 +137,16 @@ def dual_step(
 def price(shape: HardConcrete, log_alpha: Float[Tensor, " n"], density: float, rate: float) -> Float[Tensor, ""]:
     """eta log(d / rho): a step of the multiplier that is taken from every log_alpha alike, d the mean of P(z != 0) (decision B5).
 
-    With their entropy kept, gates that minimise -sum u_j P_j + lambda sum P_j have log_alpha = u - lambda, and the dual is concave and
-    smooth. As -d log d / d lambda = sum P (1 - P) / sum P is at most 1, no rate below 2 overshoots, whatever the target, size and loss.
+    Gates that minimise -sum u_j P_j + lambda sum P_j with their entropy kept have logit P = u - lambda. As -d log d / d lambda =
+    sum P (1 - P) / sum P is at most 1, no rate up to 1 overshoots and any below 2 converges, whatever the target, size and loss.
     """
-    return rate * (active_probability(shape, log_alpha).mean().log() - log(density))
+    log_density = torch.nn.functional.logsigmoid(log_alpha + shape.offset).logsumexp(-1) - log(log_alpha.shape[-1])
+    return rate * (log_density - log(density))
 
 
 def cooled(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], factor: float) -> Float[Tensor, "*k n"]:
     """Gates at a temperature lower by a factor: the logit of P(z != 0) times it. Their limits wait for the dual's step, or all shut tie."""
-    return (log_alpha + shape.offset) * factor - shape.offset
+    return log_alpha if factor == 1 else (log_alpha + shape.offset) * factor - shape.offset
 
 
 def exact_shift(
@@ -157,8 +158,8 @@ def exact_shift(
     an equation: gates that are too few open again. `shares` are the weights of the mean (n values may stand for many gates).
     """
     shares = log_alpha.new_full((log_alpha.shape[-1],), 1 / log_alpha.shape[-1]) if shares is None else shares
-    low = torch.full_like(log_alpha[..., 0], -2 * LOG_ALPHA_LIMIT)
-    high = -low
+    high = (log_alpha.abs().amax(-1) + LOG_ALPHA_LIMIT).clamp_min(2 * LOG_ALPHA_LIMIT)  # cooled gates may be beyond their limits
+    low = -high
     for _ in range(halvings):
         middle = (low + high) / 2
         above = (active_probability(shape, shifted(log_alpha, middle)) * shares).sum(-1) > density

@@ -135,7 +135,7 @@ def dual(run: Record, budget: Budget) -> list[Markup]:
     """The multiplier and the violation, each on its own axis."""
     out = []
     for name, says in (
-        ("multiplier", "What the constraint weighs in the loss (for sieve: the shift that makes it tight)."),
+        ("multiplier", "What the constraint weighs in the loss (for sieve and the natural dual: what it takes from log-alpha)."),
         ("violation", "Expected density less the target; 0 where the constraint holds exactly."),
     ):
         column, rounds = run.column(name), run.column("round")

@@ -132,6 +132,7 @@ def _constraint(rows: Rows, title: str, place: Path) -> None:
         panels[0].set_ylabel("fraction of gates")
         panels[len(targets)].set_ylabel("multiplier")
         made.suptitle(
-            f"{title}\nsolid: expected density, dashed: open test-time gates; multiplier of sieve: its shift of log-alpha", fontsize=8.5
+            f"{title}\nsolid: expected density, dashed: open test-time gates; multiplier of sieve and natural ascent: a shift of log-alpha",
+            fontsize=8.5,
         )
         legend(made, panels, count(rows), 3)
