@@ -118,10 +118,11 @@ def _constraint(rows: Rows, title: str, place: Path) -> None:
         panels = panels_of(made, len(targets), 2)
         for i, target in enumerate(targets):
             above, below = panels[i], panels[len(targets) + i]
-            for colour, (method, variant) in zip(ORDER, variants, strict=False):
+            for behind, (colour, (method, variant)) in enumerate(zip(ORDER, variants, strict=False)):
                 group = results.where(rows, target=target, method=method, variant=variant)
-                band(above, group, "expected_density", color=colour, label=f"{NAMES[method]}: {variant}")
-                band(above, group, "test_density", color=colour, linestyle="--")
+                line = {"color": colour, "zorder": 2 + 1 / (1 + behind)}  # ours on top, where several lie on one another
+                band(above, group, "expected_density", label=f"{NAMES[method]}: {variant}", **line)
+                band(above, group, "test_density", linestyle="--", **line)
                 if method == "sieve" or not variant.startswith("exact"):  # where the dual is solved, FLoPS keeps no multiplier
                     band(below, group, "multiplier", color=colour)
             above.axhline(target, color="#7A7A7A", linewidth=0.9, label="target")
