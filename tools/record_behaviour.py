@@ -1,0 +1,135 @@
+"""Record what every algorithm computes, so that a change of structure can be shown to change no result.
+
+`python tools/record_behaviour.py` writes tests/project/behaviour.json: for every algorithm and model the SHA-256 of the final parameters,
+the kept weights themselves, and the bytes of each round, after five rounds in double precision on both engines. Larger models are run in
+single precision too, with the compiled kernels; there only hashes are recorded. Record again only if a result changes on purpose.
+"""
+
+import hashlib
+import json
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse import csr_matrix
+from torch import Tensor, nn
+
+from fedsieve.algorithms import METHODS, algorithm_class
+from fedsieve.core.optimizers import StepRule
+from fedsieve.data import synthetic
+from fedsieve.data.files import Files
+from fedsieve.data.synthetic import Synthetic
+from fedsieve.engines.batched import Batched
+from fedsieve.engines.loop import Loop
+from fedsieve.engines.rows import Rows
+from fedsieve.experiments.execute import execute
+from fedsieve.experiments.problem import Problem
+from fedsieve.experiments.run import Engine, Federation, Precision, Run
+from fedsieve.objectives.linear import Linear, Loss
+from fedsieve.objectives.module import Module
+from fedsieve.train import Population, start, train
+
+RECORD = Path(__file__).resolve().parents[1] / "tests" / "project" / "behaviour.json"
+ENGINES = ("loop", "batched")
+MODELS = ("lr", "lg", "mc", "digits", "module", "sparse")
+ROUNDS = 5
+
+
+def main() -> None:
+    """Write the record."""
+    record = {"cpu": cpu(), "double": {}, "single": {}}
+    for algorithm in METHODS:
+        for model in MODELS:
+            record["double"][f"{algorithm} {model}"] = behaviour(algorithm, model, "batched")
+            assert behaviour(algorithm, model, "loop") == record["double"][f"{algorithm} {model}"], (algorithm, model)
+        for model in ("lr", "mc", "sparse"):
+            record["single"][f"{algorithm} {model}"] = behaviour(algorithm, model, "batched", single=True)["sha256"]
+    RECORD.write_text(json.dumps(record, indent=0, sort_keys=True) + "\n")
+
+
+def cpu() -> str:
+    """The type of the CPU and the versions of the libraries that decide the last bits."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}, numpy {np.__version__}"
+
+
+def behaviour(algorithm: str, model: str, engine: str, *, single: bool = False) -> dict[str, Any]:
+    """The final parameters and the bytes of each round of a short run."""
+    torch.set_num_threads(1)
+    rounds = list(
+        run_direct(algorithm, model, engine, single) if model in ("module", "sparse") else run_task(algorithm, model, engine, single)
+    )
+    parameters = rounds[-1][0]
+    kept = parameters.nonzero()[:, 0]
+    return {
+        "sha256": hashlib.sha256(parameters.numpy().tobytes()).hexdigest(),
+        "indices": kept.tolist(),
+        "values": parameters[kept].tolist(),
+        "bytes_up": [up for _, up, _ in rounds],
+        "bytes_down": [down for *_, down in rounds],
+    }
+
+
+def run_task(name: str, task: str, engine: str, single: bool) -> Iterator[tuple[Tensor, int, int]]:
+    """The rounds of a named task."""
+    synthetic.TEST_ROWS = 200
+    data = Synthetic(rows=300, features=1200 if single else 40, classes=4, true_density=0.1)
+    run = Run(
+        task=task,
+        method=name,
+        density=0.1,
+        rounds=ROUNDS,
+        seed=11,
+        engine=Engine(engine),
+        precision=Precision.SINGLE if single else Precision.DOUBLE,
+        data=Files() if task == "digits" else data,
+        federation=Federation(clients=12, participation=0.5),
+        algorithm=algorithm_class(name)(density=0.1, steps=5, batch=8),
+    )
+    for step in execute(run, Problem(run)):
+        yield step.theta, step.row["bytes_up"], step.row["bytes_down"]
+
+
+def run_direct(name: str, model: str, engine: str, single: bool) -> Iterator[tuple[Tensor, int, int]]:
+    """The rounds of a small network, or of a linear model of sparse examples."""
+    cls, dtype = algorithm_class(name), torch.float32 if single else torch.float64
+    counts, generator = [30, 12, 40, 5], np.random.default_rng(4)
+    settings: dict[str, Any] = {"density": 0.1, "steps": 5, "batch": 8}
+    if model == "module":
+        network = nn.Sequential(nn.Linear(8, 10), nn.ReLU(), nn.Linear(10, 3)).to(dtype)
+        objective = Module(module=network)
+        settings |= {"step_rule": StepRule.CONSTANT, "rate": 0.1, "clip": 1.0}
+        x = generator.standard_normal((sum(counts), 8))
+        y = torch.from_numpy((x @ generator.standard_normal((8, 3))).argmax(1))
+        examples = torch.from_numpy(x).to(dtype)
+        seeded_weights(network)
+    else:
+        features = 2000 if single else 120
+        objective = Linear(loss=Loss.MULTILABEL, features=features, outputs=4)
+        x = generator.standard_normal((sum(counts), features)) * (generator.random((sum(counts), features)) < 0.06)
+        y = torch.from_numpy((x @ generator.standard_normal((features, 4)) > 0).astype(np.float64)).to(dtype)
+        examples = csr_matrix(x.astype(np.float32 if single else np.float64))
+    algorithm = cls(**{key: value for key, value in settings.items() if key not in cls.unused})
+    rows = Rows(examples, y, counts, objective, algorithm.batch_rows)
+    kind = Loop if engine == "loop" else Batched
+    exchange = kind(algorithm=algorithm, objective=objective, rows=rows, seed=2, fingerprint=1, dtype=dtype)
+    server = start(algorithm, objective, 2, dtype)
+    for done in train(algorithm, server, Population(4, range(4)), 0.75, exchange, ROUNDS, 2, dtype=dtype):
+        yield algorithm.theta(done.server), done.up.wire, done.down.wire
+
+
+def seeded_weights(module: nn.Module) -> None:
+    """The same weights for every run, whatever was drawn before."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(0, 0.3, generator=generator)
+
+
+if __name__ == "__main__":
+    main()
