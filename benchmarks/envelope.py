@@ -11,8 +11,8 @@ import threading
 import time
 from pathlib import Path
 
-from fedsieve import deploy
-from fedsieve.federation import LOOPBACK, Federation
+from fedsieve.cli import flower
+from fedsieve.deployment.local_cluster import LOOPBACK, Federation
 
 NODES, ROUNDS, IDLE = 3, 3, 30.0
 
@@ -55,7 +55,7 @@ def main() -> None:
     """Three nodes: idle first, then three rounds of the template's app."""
     with tempfile.TemporaryDirectory(prefix="fs-") as home, Federation(Path(home) / "flwr", Path(home) / "logs") as federation:
         app, place = Path(home) / "app", Path(home) / "run"
-        deploy.new(app)
+        flower.new(app)
         federation.superlink()
         relay = Relay(federation.port)
         for client in range(NODES):

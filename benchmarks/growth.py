@@ -15,12 +15,12 @@ import torch
 
 from benchmarks.contenders.ours import ROUNDS, algorithm_of, rows_of
 from benchmarks.workloads import WORKLOADS, Workload
-from fedsieve.core.streams import stream
+from fedsieve.core.random import stream
 from fedsieve.core.types import Batch
-from fedsieve.engines.batched import Batched
-from fedsieve.engines.rows import Rows
 from fedsieve.objectives.linear import Linear, Loss
-from fedsieve.train import Population, start, train
+from fedsieve.runtime.batched import Batched
+from fedsieve.runtime.client_data import Rows
+from fedsieve.runtime.rounds import Population, start, train
 
 COHORTS = (10, 100, 1000)
 SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)

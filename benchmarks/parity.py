@@ -12,9 +12,9 @@ from torch import Tensor
 from fedsieve import wire
 from fedsieve.core.packets import Packet
 from fedsieve.core.types import Clock, Exchanged
-from fedsieve.experiments.problem import Problem
-from fedsieve.experiments.run import Engine, Federation, Precision, Run
-from fedsieve.train import start, train
+from fedsieve.experiments.config import Engine, Federation, Precision, Run
+from fedsieve.experiments.simulation import Problem
+from fedsieve.runtime.rounds import start, train
 
 METHODS, SEEDS, ROUNDS = ("sieve", "flops-pa", "fed-iter-ht", "fed-avg"), range(5), 20
 

@@ -8,10 +8,10 @@ import sys
 import numpy as np
 
 from fedsieve.algorithms import algorithm_class
-from fedsieve.experiments.execute import execute
-from fedsieve.experiments.problem import Problem
-from fedsieve.experiments.run import Run
+from fedsieve.experiments.config import Run
+from fedsieve.experiments.simulation import Problem
 from fedsieve.experiments.tasks import TASKS, settings_of
+from fedsieve.experiments.training import execute
 
 SEEDS = range(10, 15)
 METHODS = ("sieve", "flops", "flops-pa", "fed-iter-ht", "fed-round-ht", "fed-avg")

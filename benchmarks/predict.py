@@ -5,7 +5,7 @@ import torch
 from scipy import sparse
 
 from benchmarks.wire import cpu_seconds
-from fedsieve.model import Card, Model
+from fedsieve.models.sparse_model import Card, Model
 from fedsieve.objectives.losses import Loss
 
 FEATURES, OUTPUTS, NUMBERS = 47_236, 34, 76

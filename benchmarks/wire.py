@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from fedsieve.core.packets import Packet, round_gates, sparse_packet
-from fedsieve.core.streams import drawer
+from fedsieve.core.random import drawer
 from fedsieve.core.types import Batch
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.wire import Address, decode, encode

@@ -2,8 +2,10 @@
 
 from jaxtyping import install_import_hook
 
-CHECKED = ["core", "objectives", "algorithms", "data", "metrics", "train", "wire", "checkpoint", "engines"]
-install_import_hook([f"fedsieve.{part}" for part in CHECKED], "shapes.check")
+import helpers.typecheck  # noqa: F401
+
+CHECKED = ["core", "objectives", "algorithms", "data", "runtime", "wire", "storage.checkpoint"]
+install_import_hook([f"fedsieve.{part}" for part in CHECKED], "helpers.typecheck.check")
 
 import pytest  # noqa: E402
 import torch  # noqa: E402

@@ -19,7 +19,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from fedsieve import SparseFederatedClassifier, SparseFederatedRegressor
 from fedsieve.algorithms.sieve import Sieve
-from fedsieve.data.scaling import agreed
+from fedsieve.data.standardization import agreed
 
 BOTH = [SparseFederatedClassifier, SparseFederatedRegressor]
 

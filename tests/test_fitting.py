@@ -12,8 +12,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import fedsieve
+from fedsieve.algorithms.defaults import CAREFUL, FALLING
 from fedsieve.algorithms.sieve import Sieve
-from fedsieve.algorithms.usual import CAREFUL, FALLING
 
 SHORT = Sieve(**{**CAREFUL, "steps": 10})
 

@@ -23,7 +23,7 @@ def signature(name: str, what: object) -> str:
 
 def table_of_fields(cls: type) -> list[str]:
     """Settings with their defaults and what is written below them."""
-    from fedsieve.options import field_help
+    from fedsieve.cli.options import field_help
 
     texts, lines = field_help(cls), ["", "| setting | default | |", "|---|---|---|"]
     for field in fields(cls):

@@ -17,13 +17,13 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from fedsieve import checkpoint, wire
+from fedsieve import wire
 from fedsieve.core.optimizers import no_moments
 from fedsieve.core.packets import sparse_packet
-from fedsieve.data import fresh, idx, own, rcv1
-from fedsieve.data.sources import DataError
-from fedsieve.experiments import journal, store
-from fedsieve.experiments.run import Run
+from fedsieve.data import mnist, prediction_files, rcv1, user_files
+from fedsieve.data.downloads import DataError
+from fedsieve.experiments.config import Run
+from fedsieve.storage import checkpoint, run_directory, run_log
 
 ADDRESS = wire.Address(7, 1, 0)
 SIZE = 40
@@ -65,17 +65,17 @@ def as_file(read: Callable[[Path], object], ending: str = "") -> Callable[[bytes
 
 def settings(path: Path) -> int:
     """Exit code 0 or 2 and one line; anything else escapes."""
-    from fedsieve import cli, commands
+    from fedsieve.cli import main, train
 
     nothing = mock.Mock(side_effect=ValueError("nothing is trained while fuzzing"))
     with (
-        mock.patch.multiple(commands, Problem=nothing, tuned=nothing),
+        mock.patch.multiple(train, Problem=nothing, tuned=nothing),
         contextlib.redirect_stderr(io.StringIO()) as said,
     ):
-        code = cli.main(["train", "--config", str(path)])
-    if code != cli.USAGE or said.getvalue().count("\n") != 1:
+        code = main.main(["train", "--config", str(path)])
+    if code != main.USAGE or said.getvalue().count("\n") != 1:
         raise AssertionError(f"exit code {code}, and it said {said.getvalue()!r}")
-    raise store.FolderError(said.getvalue())
+    raise run_directory.FolderError(said.getvalue())
 
 
 def a_packet(reference: torch.Tensor | None = None) -> bytes:
@@ -103,20 +103,22 @@ def rows(*, features: int = 4, compressed: bool = False) -> bytes:
     return file.getvalue()
 
 
-def new_rows(path: Path) -> fresh.Fresh:
+def new_rows(path: Path) -> prediction_files.Fresh:
     """Rows for a model of three features, as `fedsieve predict` reads them."""
-    return fresh.read(path, fresh.Wanted(row=(3,), features=None, first=1), "y")
+    return prediction_files.read(path, prediction_files.Wanted(row=(3,), features=None, first=1), "y")
 
 
-IMAGES = np.array([idx.IMAGES, 1, 28, 28], ">i4").tobytes() + bytes(784)
-LABELS = np.array([idx.LABELS, 3], ">i4").tobytes() + bytes((1, 2, 3))
+IMAGES = np.array([mnist.IMAGES, 1, 28, 28], ">i4").tobytes() + bytes(784)
+LABELS = np.array([mnist.LABELS, 3], ">i4").tobytes() + bytes((1, 2, 3))
 TOPICS = b"0,3 1:0.5 7:0.25 47236:1\n5 2:1\n"
 TABLE = b"a,site,y\n1,s,2\n-3e2,t,4.5\n"
-ROUNDS = 2 * journal.record(np.arange(3), np.zeros(20))
+ROUNDS = 2 * run_log.record(np.arange(3), np.zeros(20))
 METRICS = b'{"round": 1, "seconds": 0.5}\n{"round": 2, "seconds": 0.75}\n'
 TARGETS = {
     "config": Target(
-        [store.toml(Run(rounds=2).config).encode(), b'task = "mc"\n[data]\nrows = 5\n'], as_file(settings), (store.FolderError,)
+        [run_directory.toml(Run(rounds=2).config).encode(), b'task = "mc"\n[data]\nrows = 5\n'],
+        as_file(settings),
+        (run_directory.FolderError,),
     ),
     "packet": Target([a_packet(), a_packet(torch.arange(0, SIZE, 4))], packet, (wire.PacketError,)),
     "checkpoint": Target(
@@ -124,16 +126,16 @@ TARGETS = {
         lambda data: checkpoint.decode(data).restore(STATE),
         (checkpoint.CheckpointError, checkpoint.ChangedError),
     ),
-    "metrics": Target([METRICS], as_file(lambda path: journal.read_rows(path, 2)), (store.FolderError,)),
-    "rounds": Target([ROUNDS], as_file(lambda path: journal.read_rounds(path, 2)), (store.FolderError,)),
-    "idx": Target([IMAGES, LABELS, gzip.compress(LABELS, mtime=0)], as_file(idx.read_idx), (DataError,)),
+    "metrics": Target([METRICS], as_file(lambda path: run_log.read_rows(path, 2)), (run_directory.FolderError,)),
+    "rounds": Target([ROUNDS], as_file(lambda path: run_log.read_rounds(path, 2)), (run_directory.FolderError,)),
+    "idx": Target([IMAGES, LABELS, gzip.compress(LABELS, mtime=0)], as_file(mnist.read_idx), (DataError,)),
     "topics": Target([TOPICS], as_file(rcv1.read_topics, ".svm"), (DataError,)),
     "svmlight": Target(
-        [b"1 1:0.5 3:2\n-1 2:1\n", b"0,2 1:1\n1 2:-1e3\n"], as_file(lambda path: own.read(path, "y", None), ".svm"), (DataError,)
+        [b"1 1:0.5 3:2\n-1 2:1\n", b"0,2 1:1\n1 2:-1e3\n"], as_file(lambda path: user_files.read(path, "y", None), ".svm"), (DataError,)
     ),
     "predict-csv": Target([b"a,b,c,y\n1,2,3,4\n"], as_file(new_rows, ".csv"), (DataError,)),
     "predict-svm": Target([b"1 1:0.5 3:2\n"], as_file(new_rows, ".svm"), (DataError,)),
     "predict-npz": Target([rows(features=3)], as_file(new_rows, ".npz"), (DataError,)),
-    "csv": Target([TABLE], as_file(lambda path: own.read(path, "y", "site"), ".csv"), (DataError,)),
-    "npz": Target([rows(), rows(compressed=True)], as_file(lambda path: own.read(path, "y", "site"), ".npz"), (DataError,)),
+    "csv": Target([TABLE], as_file(lambda path: user_files.read(path, "y", "site"), ".csv"), (DataError,)),
+    "npz": Target([rows(), rows(compressed=True)], as_file(lambda path: user_files.read(path, "y", "site"), ".npz"), (DataError,)),
 }

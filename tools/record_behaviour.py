@@ -20,17 +20,17 @@ from torch import Tensor, nn
 from fedsieve.algorithms import METHODS, algorithm_class
 from fedsieve.core.optimizers import StepRule
 from fedsieve.data import synthetic
-from fedsieve.data.files import Files
+from fedsieve.data.builtin import Files
 from fedsieve.data.synthetic import Synthetic
-from fedsieve.engines.batched import Batched
-from fedsieve.engines.loop import Loop
-from fedsieve.engines.rows import Rows
-from fedsieve.experiments.execute import execute
-from fedsieve.experiments.problem import Problem
-from fedsieve.experiments.run import Engine, Federation, Precision, Run
+from fedsieve.experiments.config import Engine, Federation, Precision, Run
+from fedsieve.experiments.simulation import Problem
+from fedsieve.experiments.training import execute
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.objectives.module import Module
-from fedsieve.train import Population, start, train
+from fedsieve.runtime.batched import Batched
+from fedsieve.runtime.client_data import Rows
+from fedsieve.runtime.loop import Loop
+from fedsieve.runtime.rounds import Population, start, train
 
 RECORD = Path(__file__).resolve().parents[1] / "tests" / "project" / "behaviour.json"
 ENGINES = ("loop", "batched")

@@ -7,18 +7,18 @@ from scipy.sparse import csr_matrix
 from torch import nn
 
 from benchmarks.workloads import Workload, draw
+from fedsieve.algorithms.base import Method
 from fedsieve.algorithms.flops import Flops
 from fedsieve.algorithms.flops_pa import FlopsPA, GateNoise
-from fedsieve.algorithms.method import Method
 from fedsieve.core.optimizers import StepRule
-from fedsieve.core.screening import Screen
+from fedsieve.core.reply_validation import Screen
 from fedsieve.core.types import Exchange, Objective
-from fedsieve.engines.batched import Batched
-from fedsieve.engines.rows import Rows
 from fedsieve.objectives.lenet import lenet
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.objectives.module import Module
-from fedsieve.train import Population, start, train
+from fedsieve.runtime.batched import Batched
+from fedsieve.runtime.client_data import Rows
+from fedsieve.runtime.rounds import Population, start, train
 
 ROUNDS = 100_000
 

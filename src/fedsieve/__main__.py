@@ -2,6 +2,6 @@
 
 import sys
 
-from fedsieve.cli import main
+from fedsieve.cli.main import main
 
 sys.exit(main())

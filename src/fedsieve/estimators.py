@@ -16,17 +16,17 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
 from fedsieve.algorithms import METHODS, algorithm_class
-from fedsieve.algorithms.method import Method
+from fedsieve.algorithms.base import Method
+from fedsieve.core.random import key, stream
 from fedsieve.core.selection import exact_floor
-from fedsieve.core.streams import key, stream
-from fedsieve.data import scaling
+from fedsieve.data import standardization
+from fedsieve.data.federated_dataset import Matrix, Spread, split
 from fedsieve.data.partition import Partition
-from fedsieve.data.spread import Matrix, Spread, split
-from fedsieve.engines.simulate import one_thread, simulate
-from fedsieve.experiments.execute import refuse_divergence, traffic
 from fedsieve.experiments.tasks import MEASURES, own_settings
+from fedsieve.experiments.training import refuse_divergence, traffic
+from fedsieve.formatting import Counted, number
 from fedsieve.objectives.linear import Linear, Loss
-from fedsieve.show import Counted, number
+from fedsieve.runtime.simulate import one_thread, simulate
 
 USUAL_CLIENTS = 10
 MEASURED_ROWS = 10_000
@@ -139,7 +139,7 @@ class SparseFederated(BaseEstimator):
         order, counts = self._clients(x, y if loss in (Loss.LOGISTIC, Loss.SOFTMAX) else None, groups, seed)
         x, y = x[order], y[order]
         squared = loss is Loss.SQUARED
-        units = scaling.units(x, y, counts, features=self.standardize, target=squared, centre=self.fit_intercept)
+        units = standardization.units(x, y, counts, features=self.standardize, target=squared, centre=self.fit_intercept)
         rows, targets = units.apply(x, y)
         rows, targets = rows if issparse(rows) else torch.from_numpy(rows), torch.from_numpy(targets)
         sample = torch.from_numpy(stream(seed, "measured").permutation(len(y))[:MEASURED_ROWS])

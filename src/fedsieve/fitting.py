@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from fedsieve.algorithms import METHODS, algorithm_class
-from fedsieve.algorithms.method import Method
-from fedsieve.algorithms.usual import CAREFUL, fitting
-from fedsieve.core.streams import stream
-from fedsieve.engines.simulate import one_thread, simulate
-from fedsieve.experiments.execute import refuse_divergence, traffic
+from fedsieve.algorithms.base import Method
+from fedsieve.algorithms.defaults import CAREFUL, fitting
+from fedsieve.core.random import stream
 from fedsieve.experiments.tasks import REFITTED
+from fedsieve.experiments.training import refuse_divergence, traffic
+from fedsieve.formatting import Counted, number
 from fedsieve.objectives.module import Group, Module
-from fedsieve.show import Counted, number
+from fedsieve.runtime.simulate import one_thread, simulate
 
 MEASURED_ROWS = 1000
 """Training rows each round is measured on, at most."""

@@ -5,7 +5,7 @@ import torch
 from fedsieve.algorithms import algorithm_class
 from fedsieve.core.optimizers import StepRule
 from fedsieve.core.packets import sparse_packet
-from fedsieve.core.streams import drawer, server_drawer
+from fedsieve.core.random import drawer, server_drawer
 from fedsieve.core.types import Batch, Clock, Layout, Reply
 from fedsieve.objectives.linear import Linear, Loss
 

@@ -11,13 +11,13 @@ from fedsieve.core import gates
 from fedsieve.core.constraint import Dual, Form
 from fedsieve.core.optimizers import Optimizer
 from fedsieve.core.packets import Packet, dense_packet
+from fedsieve.core.random import drawer, server_drawer
 from fedsieve.core.selection import Scaling, Schedule
-from fedsieve.core.streams import drawer, server_drawer
 from fedsieve.core.types import Batch, Clock, Reply
 from fedsieve.data.synthetic import Synthetic
-from fedsieve.experiments.execute import execute
-from fedsieve.experiments.problem import Problem
-from fedsieve.experiments.run import Federation, Run
+from fedsieve.experiments.config import Federation, Run
+from fedsieve.experiments.simulation import Problem
+from fedsieve.experiments.training import execute
 from fedsieve.objectives.linear import Linear, Loss
 
 OBJECTIVE = Linear(loss=Loss.SQUARED, features=12)

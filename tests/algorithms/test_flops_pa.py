@@ -10,8 +10,8 @@ from fedsieve.core import gates
 from fedsieve.core.aggregation import Weighting
 from fedsieve.core.constraint import Dual
 from fedsieve.core.optimizers import StepRule
+from fedsieve.core.random import drawer, server_drawer
 from fedsieve.core.selection import Scaling
-from fedsieve.core.streams import drawer, server_drawer
 from fedsieve.core.types import Batch, Clock, Reply
 from fedsieve.objectives.linear import Linear, Loss
 
@@ -160,9 +160,9 @@ def test_both_sides_scale_before_every_message_from_the_first_round():
 def test_every_recipe_recovers_a_sparse_truth(recipe):
     """Decision E9: on an easy regression all recipes that run find every true weight."""
     from fedsieve.data.synthetic import Synthetic
-    from fedsieve.experiments.execute import execute
-    from fedsieve.experiments.problem import Problem
-    from fedsieve.experiments.run import Federation, Run
+    from fedsieve.experiments.config import Federation, Run
+    from fedsieve.experiments.simulation import Problem
+    from fedsieve.experiments.training import execute
 
     run = Run(
         method="flops-pa",

@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from fedsieve.algorithms import METHODS, algorithm_class
-from fedsieve.algorithms.method import Method
-from fedsieve.cli import main
+from fedsieve.algorithms.base import Method
+from fedsieve.cli.main import main
 from fedsieve.core.optimizers import Optimizer, StepRule
 from fedsieve.core.selection import Schedule
 from fedsieve.core.types import Clock
 from fedsieve.data.synthetic import Synthetic
-from fedsieve.experiments.execute import execute
-from fedsieve.experiments.problem import Problem
-from fedsieve.experiments.run import Federation, Run
+from fedsieve.experiments.config import Federation, Run
+from fedsieve.experiments.simulation import Problem
+from fedsieve.experiments.training import execute
 
 FALLING = {"schedule": Schedule.CUBIC}
 MOMENTUM = {"server": Optimizer.MOMENTUM}

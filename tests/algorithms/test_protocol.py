@@ -8,9 +8,9 @@ from fedsieve.core.optimizers import Optimizer, StepRule
 from fedsieve.core.selection import BudgetRule, Schedule
 from fedsieve.core.types import Algorithm
 from fedsieve.data.synthetic import Shift, Synthetic
-from fedsieve.experiments.execute import execute
-from fedsieve.experiments.problem import Problem
-from fedsieve.experiments.run import Centring, Federation, Run
+from fedsieve.experiments.config import Centring, Federation, Run
+from fedsieve.experiments.simulation import Problem
+from fedsieve.experiments.training import execute
 
 pytestmark = pytest.mark.usefixtures("few_test_rows")
 DATA = Synthetic(rows=400, features=50, classes=3, true_density=0.1)

@@ -11,10 +11,10 @@ from fedsieve.core import gates
 from fedsieve.core.packets import Coding
 from fedsieve.core.types import Batch, Reply
 from fedsieve.data.synthetic import Synthetic
-from fedsieve.experiments.execute import execute
-from fedsieve.experiments.problem import Problem
-from fedsieve.experiments.run import Federation, Run
-from sieves import MODEL, POLISH, SEARCH, SIEVE, begun, draw, stepped, trained
+from fedsieve.experiments.config import Federation, Run
+from fedsieve.experiments.simulation import Problem
+from fedsieve.experiments.training import execute
+from helpers.sieve import MODEL, POLISH, SEARCH, SIEVE, begun, draw, stepped, trained
 
 
 def test_the_gate_gradient_is_what_autograd_finds_with_the_gate_slope_put_at_one():

@@ -9,12 +9,12 @@ from fedsieve.algorithms.sieve import Sieve
 from fedsieve.algorithms.sieve_rules import Uplink
 from fedsieve.core.aggregation import Mean
 from fedsieve.core.packets import Coding
+from fedsieve.core.random import server_drawer
 from fedsieve.core.selection import BudgetRule, Schedule
-from fedsieve.core.streams import server_drawer
 from fedsieve.core.types import Clock, Reply
 from fedsieve.data.synthetic import Synthetic
-from fedsieve.train import start
-from sieves import MODEL, POLISH, SEARCH, SIEVE, begun, draw, stepped, trained
+from fedsieve.runtime.rounds import start
+from helpers.sieve import MODEL, POLISH, SEARCH, SIEVE, begun, draw, stepped, trained
 
 
 @pytest.mark.parametrize(

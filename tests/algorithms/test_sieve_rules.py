@@ -8,15 +8,15 @@ import torch
 from fedsieve.algorithms.sieve import Sieve
 from fedsieve.algorithms.sieve_rules import Ending, Uplink
 from fedsieve.core.aggregation import Mean
-from fedsieve.core.noise import Noise
 from fedsieve.core.packets import Coding
+from fedsieve.core.private_mean import Noise
+from fedsieve.core.random import server_drawer
 from fedsieve.core.selection import BudgetRule, Schedule, total_kept
-from fedsieve.core.streams import server_drawer
 from fedsieve.core.types import Clock, Reply
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.objectives.linear import Linear, Loss
-from fedsieve.train import start
-from sieves import FIRST, MODEL, POLISH, SEARCH, SIEVE, begun, draw, stepped, trained
+from fedsieve.runtime.rounds import start
+from helpers.sieve import FIRST, MODEL, POLISH, SEARCH, SIEVE, begun, draw, stepped, trained
 
 
 @pytest.mark.parametrize(("density", "sent"), [(0.025, 12), (0.1, 18), (0.5, 60)])

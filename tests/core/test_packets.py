@@ -3,7 +3,7 @@ import torch
 
 from fedsieve.core import packets
 from fedsieve.core.packets import Coding
-from fedsieve.core.streams import drawer
+from fedsieve.core.random import drawer
 
 
 def draw(clients=1, step=0):

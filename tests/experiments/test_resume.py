@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsieve.cli import main
-from fedsieve.experiments import folder as folders
-from fedsieve.experiments import store
+from fedsieve.cli.main import main
+from fedsieve.experiments import runner as folders
+from fedsieve.storage import run_directory
 
 pytestmark = pytest.mark.usefixtures("few_test_rows")
 TEST_ROWS = 200
-KILLS = Path(__file__).parent.parent / "kills.py"
+KILLS = Path(__file__).parents[1] / "helpers" / "crashes.py"
 SMALL = ["--data.rows", "200", "--data.features", "30", "--data.true-density", "0.1", "--density", "0.1", "--federation.clients", "8"]
 QUICK = [*SMALL, "--federation.participation", "0.5", "--rounds", "6", "--algorithm.steps", "3", "--quiet"]
 
@@ -66,7 +66,7 @@ def half(made, tmp_path):
 
 def left(folder):
     """All that a run leaves but clocks."""
-    rows = [{name: value for name, value in row.items() if name != "seconds"} for row in store.read_metrics(folder)]
+    rows = [{name: value for name, value in row.items() if name != "seconds"} for row in run_directory.read_metrics(folder)]
     with np.load(folder / "trace.npz") as trace:
         arrays = {name: trace[name].tolist() for name in trace.files}
     result = {k: v for k, v in json.loads((folder / "result.json").read_text()).items() if k not in ("run", "seconds", "report")}
@@ -96,8 +96,8 @@ def test_an_interrupted_run_resumes_to_the_same_bits(words, tmp_path, capsys):
     assert train("--resume", "half") == 0
     assert "3 of 6 rounds are done, going on" in capsys.readouterr().err
     assert left(tmp_path / "half") == left(tmp_path / "whole")
-    assert [row["round"] for row in store.read_metrics(tmp_path / "half")] == [1, 2, 3, 4, 5, 6]
-    seconds = [row["seconds"] for row in store.read_metrics(tmp_path / "half")]
+    assert [row["round"] for row in run_directory.read_metrics(tmp_path / "half")] == [1, 2, 3, 4, 5, 6]
+    seconds = [row["seconds"] for row in run_directory.read_metrics(tmp_path / "half")]
     assert seconds == sorted(seconds)
 
 
@@ -155,9 +155,9 @@ def test_the_settings_file_a_run_began_with_may_be_named_again(tmp_path, capsys)
 @pytest.mark.parametrize("name", ["whole", "half"])
 def test_more_rounds_go_on_from_where_the_run_stands(name, made, tmp_path):
     shutil.copytree(made / name, tmp_path / "half")
-    before = store.read_metrics(tmp_path / "half")
+    before = run_directory.read_metrics(tmp_path / "half")
     assert train("--resume", "half", "--rounds", "9", "--quiet") == 0
-    rows = store.read_metrics(tmp_path / "half")
+    rows = run_directory.read_metrics(tmp_path / "half")
     assert [row["round"] for row in rows] == list(range(1, 10)) and rows[: len(before)] == before
     assert tomllib.loads((tmp_path / "half" / "config.toml").read_text())["rounds"] == 9
     assert json.loads((tmp_path / "half" / "result.json").read_text())["rounds"] == 9
@@ -260,7 +260,7 @@ def test_a_disk_that_takes_no_more_is_said_in_one_line(code, made, tmp_path, cap
 
 def test_two_processes_never_train_in_one_folder(half, capsys):
     before = everything(half)
-    with store.held(half):
+    with run_directory.held(half):
         assert train("--resume", "half") == 2
     assert "another process is training in half" in capsys.readouterr().err
     assert everything(half) == before

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsieve.cli import main
+from fedsieve.cli.main import main
 
 SMALL = ["--data.rows", "300", "--data.features", "40", "--data.true-density", "0.1", "--density", "0.1", "--federation.clients", "10"]
 QUICK = ["--federation.participation", "0.3", "--rounds", "4", "--algorithm.steps", "3", "--quiet"]

@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from fedsieve.experiments import store
-from fedsieve.report.watch import server
+from fedsieve.report.html.live_server import server
+from fedsieve.storage import run_directory
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_a_table_downloads_as_the_data(runs, visit, tmp_path):
     download.value.save_as(tmp_path / "d.csv")
     head, *lines = (tmp_path / "d.csv").read_text().splitlines()
     assert head == "round,expected,at test time"
-    rows = store.read_metrics(runs / "lr")
+    rows = run_directory.read_metrics(runs / "lr")
     assert [[float(v) for v in line.split(",")] for line in lines] == [[r["round"], r["expected_density"], r["test_density"]] for r in rows]
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from fedsieve.cli import main
-from fedsieve.experiments import store
-from fedsieve.report import page, picture
-from fedsieve.report.overview import pareto
-from fedsieve.report.record import find_runs, read_run
-from fedsieve.report.supports import ious
+from fedsieve.cli.main import main
+from fedsieve.report.html import page, png
+from fedsieve.report.html.overview import pareto
+from fedsieve.report.html.run_record import find_runs, read_run
+from fedsieve.report.html.supports import ious
+from fedsieve.storage import run_directory
 
 EVERY_RUN = ["In short", "Quality", "Bytes", "Supports and gates", "What was kept", "Clients", "How to get it again"]
 KINDS = {
@@ -77,7 +77,7 @@ def test_every_drawing_has_words_and_numbers(runs, kind):
 
 
 def test_the_tables_are_the_data(runs):
-    rows = store.read_metrics(runs / "lr")
+    rows = run_directory.read_metrics(runs / "lr")
     found = tables(tree((runs / "lr" / "report.html").read_text()))
     columns, body = found["R2 per round"]
     assert columns == ["round", "sparse model", "before the final cut"]
@@ -90,25 +90,25 @@ def test_the_tables_are_the_data(runs):
 
 def test_the_parts_of_a_message_add_up_in_every_method(runs):
     for folder in find_runs(runs):
-        for row in store.read_metrics(folder):
+        for row in run_directory.read_metrics(folder):
             for way in ("up", "down"):
                 parts = {part: row[f"bytes_{way}_{part}"] for part in ("header", "positions", "scalars", "weights", "gates")}
                 assert sum(parts.values()) == row[f"bytes_{way}"]
                 assert sum(parts.values()) - parts["header"] == row[f"bytes_{way}_payload"]
-    assert store.read_metrics(runs / "mc")[-1]["bytes_up_gates"] > 0
-    assert store.read_metrics(runs / "dense")[-1]["bytes_up_positions"] == 0
+    assert run_directory.read_metrics(runs / "mc")[-1]["bytes_up_gates"] > 0
+    assert run_directory.read_metrics(runs / "dense")[-1]["bytes_up_positions"] == 0
 
 
 def test_what_was_found_of_the_truth_is_what_the_metrics_say(runs):
     _, body = tables(tree((runs / "lr" / "report.html").read_text()))["Found, missed and false"]
-    rows = store.read_metrics(runs / "lr")
+    rows = run_directory.read_metrics(runs / "lr")
     assert [int(found) / (int(found) + int(false)) for _, found, _, false in body] == pytest.approx([row["tdr"] for row in rows])
     assert [int(found) / (int(found) + int(missed)) for _, found, missed, _ in body] == pytest.approx([row["recall"] for row in rows])
 
 
 def test_the_clients_are_those_of_the_run(runs):
     about = json.loads((runs / "digits" / "run.json").read_text())
-    rows = store.read_metrics(runs / "digits")
+    rows = run_directory.read_metrics(runs / "digits")
     columns, body = tables(tree((runs / "digits" / "report.html").read_text()))["Clients"]
     assert columns == ["client", "rows", "rounds asked", "rounds replied", "replies rejected", "labels held"]
     by_client = {int(line[0]): line for line in body}
@@ -130,7 +130,7 @@ def test_the_density_is_drawn_with_the_round_in_which_the_method_changes_what_it
 def test_the_density_of_messages_is_drawn_as_they_were_sent_where_it_is_not_the_models(runs, tmp_path, sent, drawn):
     place = tmp_path / "run"
     shutil.copytree(runs / "lr", place)
-    first, *rest = store.read_metrics(place)
+    first, *rest = run_directory.read_metrics(place)
     rows = [first | {"message_density": sent}, *(row | {"message_density": 0.1} for row in rest)]
     (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert ("messages" in re.search("Density per round.*?</table>", page.report([place]), re.DOTALL)[0]) is drawn
@@ -169,7 +169,7 @@ def test_fifty_runs_stay_below_six_megabytes_and_lose_no_row_of_the_overview(run
         rows = [json.loads(lines[t % len(lines)]) | {"round": t + 1} for t in range(100)]
         (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         trace = np.load(place / "trace.npz")
-        store.write_trace(place, **{name: np.repeat(trace[name], 25, axis=0) for name in ("supports", "gate_histogram")})
+        run_directory.write_trace(place, **{name: np.repeat(trace[name], 25, axis=0) for name in ("supports", "gate_histogram")})
     assert main(["report", str(tmp_path / "many")]) == 0
     place = tmp_path / "many" / "report.html"
     assert place.stat().st_size < 6e6
@@ -193,7 +193,7 @@ def test_a_run_of_an_earlier_version_has_a_page(runs, tmp_path):
     place = tmp_path / "old"
     shutil.copytree(runs / "lr", place)
     (place / "run.json").unlink()
-    rows = store.read_metrics(place)
+    rows = run_directory.read_metrics(place)
     new = ("header", "positions", "scalars", "weights", "gates")
     kept = [{key: value for key, value in row.items() if not key.endswith(new)} for row in rows]
     (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
@@ -203,7 +203,7 @@ def test_a_run_of_an_earlier_version_has_a_page(runs, tmp_path):
 def test_text_from_the_store_is_never_markup(runs, tmp_path):
     place = tmp_path / "<img src=x>"
     shutil.copytree(runs / "lr", place)
-    rows = store.read_metrics(place)
+    rows = run_directory.read_metrics(place)
     rows[-1]["rejected"] = [[0, "<script>alert(1)</script>"]]
     (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     text = page.report([place])
@@ -260,7 +260,7 @@ def test_the_page_opens_in_the_browser_the_system_names(runs, tmp_path, monkeypa
 
 def test_a_failing_report_does_not_lose_the_run(tmp_path, monkeypatch, capsys, few_test_rows):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fedsieve.report.page.report", lambda *_: 1 / 0)
+    monkeypatch.setattr("fedsieve.report.html.page.report", lambda *_: 1 / 0)
     assert main(["train", "--data.rows", "300", "--data.features", "40", "--rounds", "2", "--out", "run", "--density", "0.1"]) == 0
     said = capsys.readouterr()
     assert "the run is kept" in said.err and "run folder" in said.out
@@ -270,7 +270,7 @@ def test_a_failing_report_does_not_lose_the_run(tmp_path, monkeypatch, capsys, f
 @pytest.mark.parametrize("words", [["report", "--help"], ["watch", "--help"], ["report", "RUN"]])
 def test_pages_need_no_torch(runs, words):
     words = [str(runs / "lr") if word == "RUN" else word for word in words]
-    code = f"import sys; from fedsieve.cli import main; sys.exit(main({words}) or ('torch' in sys.modules) * 9)"
+    code = f"import sys; from fedsieve.cli.main import main; sys.exit(main({words}) or ('torch' in sys.modules) * 9)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -283,7 +283,7 @@ def test_overlap_is_intersection_over_union():
 
 
 def test_supports_of_unequal_length_are_kept_and_compared():
-    supports = store.padded([np.array([1, 5, 7]), np.array([5]), np.array([5, 7])])
+    supports = run_directory.padded([np.array([1, 5, 7]), np.array([5]), np.array([5, 7])])
     assert supports.tolist() == [[1, 5, 7], [5, -1, -1], [5, 7, -1]]
     assert np.allclose(ious(supports), [[1, 1 / 3, 2 / 3], [1 / 3, 1, 1 / 2], [2 / 3, 1 / 2, 1]])
 
@@ -300,15 +300,15 @@ def test_a_picture_is_a_png_another_library_reads(tmp_path):
     from matplotlib import image
 
     matrix = np.array([[0.0, 1.0, -1.0], [0.5, 0.0, 0.0]])
-    (tmp_path / "p.png").write_bytes(b64decode(picture.signed(matrix).split(",")[1]))
+    (tmp_path / "p.png").write_bytes(b64decode(png.signed(matrix).split(",")[1]))
     read = image.imread(tmp_path / "p.png")
     assert read.shape == (2, 3, 4)
     assert ((read[..., 3] > 0) == (matrix != 0)).all()
-    assert np.allclose(read[0, 1, :3] * 255, picture.POSITIVE) and np.allclose(read[0, 2, :3] * 255, picture.NEGATIVE)
+    assert np.allclose(read[0, 1, :3] * 255, png.POSITIVE) and np.allclose(read[0, 2, :3] * 255, png.NEGATIVE)
 
 
 def test_a_study_has_a_page_with_its_table_its_figures_and_its_claims(tmp_path):
-    from fedsieve.cli import main
+    from fedsieve.cli.main import main
 
     assert main(["reproduce", "gates", "--scale", "smoke", "--out", str(tmp_path), "--quiet"]) == 0
     text = (tmp_path / "report.html").read_text()
@@ -318,7 +318,7 @@ def test_a_study_has_a_page_with_its_table_its_figures_and_its_claims(tmp_path):
 
 
 def test_the_page_shows_who_was_away_what_was_rejected_and_what_privacy_was_spent(tmp_path, monkeypatch):
-    from fedsieve.cli import main
+    from fedsieve.cli.main import main
 
     monkeypatch.setattr("fedsieve.data.synthetic.TEST_ROWS", 200)
     words = ["train", "--method", "fed-avg", "--rounds", "3", "--data.rows", "200", "--data.features", "20", "--federation.clients", "10"]

@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsieve.algorithms.method import Method, exactly, server_step
+from fedsieve.algorithms.base import Method, exactly, server_step
 from fedsieve.core import optimizers
 from fedsieve.core.optimizers import Moments
 from fedsieve.core.packets import Packet
-from fedsieve.core.streams import Draw
+from fedsieve.core.random import Draw
 from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedsieve.algorithms.averaging import Averaging
-from fedsieve.algorithms.method import SCHEDULING
+from fedsieve.algorithms.base import SCHEDULING
 
 
 @dataclass(frozen=True, kw_only=True)

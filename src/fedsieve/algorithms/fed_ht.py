@@ -9,7 +9,7 @@ from torch import Tensor
 from fedsieve.algorithms.averaging import Averaging, Server
 from fedsieve.core import selection
 from fedsieve.core.packets import Packet
-from fedsieve.core.streams import Draw
+from fedsieve.core.random import Draw
 from fedsieve.core.types import Clock, Layout
 
 

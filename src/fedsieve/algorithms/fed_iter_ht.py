@@ -11,7 +11,7 @@ from fedsieve.algorithms.averaging import Client
 from fedsieve.algorithms.fed_ht import Thresholding
 from fedsieve.core import selection
 from fedsieve.core.packets import Packet, Part
-from fedsieve.core.streams import Draw
+from fedsieve.core.random import Draw
 from fedsieve.core.types import Clock, Layout
 
 

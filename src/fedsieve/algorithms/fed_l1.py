@@ -11,11 +11,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedsieve.algorithms.averaging import Averaging, Server
-from fedsieve.algorithms.method import exactly, fraction
+from fedsieve.algorithms.base import exactly, fraction
 from fedsieve.core import selection
 from fedsieve.core.packets import Packet, sparse_packet
+from fedsieve.core.random import Draw
 from fedsieve.core.selection import Budget
-from fedsieve.core.streams import Draw
 from fedsieve.core.types import Clock, Layout
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fedsieve.algorithms.averaging import Client
 from fedsieve.algorithms.fed_ht import Thresholding
 from fedsieve.core.packets import Packet
-from fedsieve.core.streams import Draw
+from fedsieve.core.random import Draw
 from fedsieve.core.types import Clock
 
 

@@ -10,12 +10,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedsieve.algorithms.averaging import Averaging, Client, Server
-from fedsieve.algorithms.method import SCHEDULING, Method
+from fedsieve.algorithms.base import SCHEDULING, Method
 from fedsieve.core import optimizers
 from fedsieve.core.aggregation import dense_mean
 from fedsieve.core.optimizers import Optimizer, StepRule
 from fedsieve.core.packets import Packet, dense_packet
-from fedsieve.core.streams import Draw
+from fedsieve.core.random import Draw
 from fedsieve.core.types import Batch, Clock, Objective, Reply
 
 

@@ -13,7 +13,7 @@ from fedsieve.algorithms.gated import Gated, Server, silenced
 from fedsieve.core import optimizers
 from fedsieve.core.optimizers import StepRule
 from fedsieve.core.packets import Packet, dense_packet
-from fedsieve.core.streams import Draw
+from fedsieve.core.random import Draw
 from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
 
 

@@ -10,14 +10,14 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from fedsieve.algorithms.base import fraction, server_step
 from fedsieve.algorithms.gated import Gated
-from fedsieve.algorithms.method import fraction, server_step
 from fedsieve.core import constraint, gates, selection
 from fedsieve.core.constraint import Dual
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT
 from fedsieve.core.optimizers import Moments, Optimizer
 from fedsieve.core.packets import Packet, Part, round_gates, round_values, sparse_packet
-from fedsieve.core.streams import Draw
+from fedsieve.core.random import Draw
 from fedsieve.core.touched import Tables
 from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
 

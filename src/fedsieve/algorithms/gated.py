@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from fedsieve.algorithms.method import Method, above_zero, at_least, exactly, fraction
+from fedsieve.algorithms.base import Method, above_zero, at_least, exactly, fraction
 from fedsieve.core import constraint, gates, optimizers, selection
 from fedsieve.core.constraint import Dual, Form
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT, GateAtTest, HardConcrete
 from fedsieve.core.optimizers import Moments, no_moments
+from fedsieve.core.random import Draw
 from fedsieve.core.selection import Scaling, Schedule
-from fedsieve.core.streams import Draw
 from fedsieve.core.types import Batch, Clock, Layout, Objective
 
 ASCENT_RATE, NATURAL_RATE = 5e-4, 1.0

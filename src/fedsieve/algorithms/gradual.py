@@ -8,8 +8,8 @@ from torch import Tensor
 from fedsieve.algorithms.averaging import Averaging, Client
 from fedsieve.algorithms.fed_ht import Thresholding
 from fedsieve.core.packets import Packet
+from fedsieve.core.random import Draw
 from fedsieve.core.selection import Schedule, total_kept
-from fedsieve.core.streams import Draw
 from fedsieve.core.types import Clock, Layout
 
 

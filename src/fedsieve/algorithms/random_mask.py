@@ -8,11 +8,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedsieve.algorithms.averaging import Server
+from fedsieve.algorithms.base import SCHEDULING
 from fedsieve.algorithms.fed_ht import Thresholding
 from fedsieve.algorithms.gradual import Masked
-from fedsieve.algorithms.method import SCHEDULING
 from fedsieve.core import selection
-from fedsieve.core.streams import Draw
+from fedsieve.core.random import Draw
 from fedsieve.core.types import Layout
 
 

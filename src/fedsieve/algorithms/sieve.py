@@ -14,15 +14,15 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from fedsieve.algorithms.base import exactly, examples
 from fedsieve.algorithms.gated import facts, initial_log_alpha, opened
-from fedsieve.algorithms.method import exactly, examples
 from fedsieve.algorithms.sieve_rules import BY_DENSITY, OPEN, Ending, Rules, Server, Uplink
 from fedsieve.core import constraint, gates, optimizers, selection
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT
 from fedsieve.core.optimizers import no_moments
 from fedsieve.core.packets import Packet, round_signs, sparse_packet, telling_signs
+from fedsieve.core.random import Draw
 from fedsieve.core.selection import total_kept
-from fedsieve.core.streams import Draw
 from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
 
 GATES = ("kept_gate", "rest_gate")

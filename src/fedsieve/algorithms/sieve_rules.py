@@ -13,8 +13,8 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fedsieve.algorithms.base import Method, above_zero, at_least, examples, fraction
 from fedsieve.algorithms.gated import initial_log_alpha
-from fedsieve.algorithms.method import Method, above_zero, at_least, examples, fraction
 from fedsieve.core import gates
 from fedsieve.core.aggregation import Mean, Weighting
 from fedsieve.core.gates import HardConcrete

@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from fedsieve.core.compiled import at, passes_over
 from fedsieve.core.packets import HALVED, Part, Values
 from fedsieve.core.selection import exact_floor
+from fedsieve.kernels import at, passes_over
 
 
 class Weighting(StrEnum):

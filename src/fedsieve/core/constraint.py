@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsieve.core.compiled import at, passes_over, sparse_passes
 from fedsieve.core.gates import LOG_ALPHA_LIMIT, Gates, HardConcrete, active_probability, chain
+from fedsieve.kernels import at, passes_over, sparse_passes
 
 
 class Form(StrEnum):

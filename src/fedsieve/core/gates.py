@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsieve.core.compiled import at, passes_over
+from fedsieve.kernels import at, passes_over
 
 LOG_ALPHA_LIMIT = 12.0
 """log_alpha lives in +-12 (decision A7): the usual +-log 100 would keep P(z != 0) above .046."""

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsieve.core.compiled import at, passes_over
+from fedsieve.kernels import at, passes_over
 
 
 class Optimizer(StrEnum):

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from fedsieve.core.compiled import at, passes_over
-from fedsieve.core.streams import Draw
+from fedsieve.core.random import Draw
+from fedsieve.kernels import at, passes_over
 
 
 class Coding(IntEnum):

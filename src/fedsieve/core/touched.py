@@ -7,9 +7,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from fedsieve.core import constraint, gates
-from fedsieve.core.compiled import flat, passes_over, sparse_passes
 from fedsieve.core.constraint import Form
 from fedsieve.core.gates import LOG_ALPHA_LIMIT, HardConcrete
+from fedsieve.kernels import flat, passes_over, sparse_passes
 
 
 class Opened(NamedTuple):

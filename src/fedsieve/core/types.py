@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor
 
+from fedsieve.core.batches import PickedRows, SparseBatch
 from fedsieve.core.packets import Packet, Part, joined
-from fedsieve.core.rows import PickedRows, SparseBatch
-from fedsieve.core.streams import Draw
+from fedsieve.core.random import Draw
 
 
 class Batch(NamedTuple):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from fedsieve.data.sources import DataError, Known, find
+from fedsieve.data.downloads import DataError, Known, find
 
 FEATURES, TOPICS, LABELS = 47_236, 103, 34
 FETCH_RCV1_TRAIN = 23_149

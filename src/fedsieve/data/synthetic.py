@@ -6,9 +6,9 @@ from enum import StrEnum
 import numpy as np
 from jaxtyping import Float
 
+from fedsieve.core.random import stream
 from fedsieve.core.selection import kept_count
-from fedsieve.core.streams import stream
-from fedsieve.data.spread import Drawn, Spread, split
+from fedsieve.data.federated_dataset import Drawn, Spread, split
 
 TEST_ROWS = 10_000
 

@@ -10,23 +10,23 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from fedsieve import metrics
+from fedsieve.algorithms.base import Method
+from fedsieve.algorithms.defaults import CAREFUL, FALLING, fitting
 from fedsieve.algorithms.flops_pa import GateNoise
-from fedsieve.algorithms.method import Method
 from fedsieve.algorithms.sieve_rules import Ending, Uplink
-from fedsieve.algorithms.usual import CAREFUL, FALLING, fitting
 from fedsieve.core.aggregation import Weighting
 from fedsieve.core.optimizers import StepRule
 from fedsieve.core.types import Objective
-from fedsieve.data import assigned, files, own
-from fedsieve.data.files import Files
-from fedsieve.data.own import Own
+from fedsieve.data import builtin, user_files, user_partition
+from fedsieve.data.builtin import Files
+from fedsieve.data.federated_dataset import Drawn
 from fedsieve.data.partition import Partition
-from fedsieve.data.spread import Drawn
 from fedsieve.data.synthetic import Synthetic, generate
+from fedsieve.data.user_files import Own
 from fedsieve.objectives.lenet import lenet
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.objectives.module import Group, Module
+from fedsieve.runtime import metrics
 
 MEASURES = {
     Loss.SQUARED: (metrics.regression, "r2"),
@@ -94,7 +94,7 @@ def synthetic(name: str, about: str, loss: Loss) -> Task:
 
 def softmax(name: str, about: str, features: int, classes: int, **defaults: Any) -> Task:
     """A linear classifier on known files."""
-    shared = {"options": Files, "draw": partial(files.draw, name), "partition": Partition.LABEL}
+    shared = {"options": Files, "draw": partial(builtin.draw, name), "partition": Partition.LABEL}
     shared["objective"] = lambda _, group: linear(Loss.SOFTMAX, features, classes, group)
     return Task(about=about, loss=Loss.SOFTMAX, **shared, **defaults)
 
@@ -110,7 +110,7 @@ def file_task(data: Own, model: str | None) -> Task:
     """A user's own rows under the model they name; without one, what the target suggests."""
     if data.path is None:
         raise ValueError("task file needs --data.path with a .npz, .csv or .svm file")
-    table = own.read(data.path, data.target, data.client)
+    table = user_files.read(data.path, data.target, data.client)
     kind = model or suggested(table.y)
     features = table.x.shape[1]
     if table.y.ndim != 1 and kind != "multilabel":
@@ -126,11 +126,11 @@ def file_task(data: Own, model: str | None) -> Task:
             raise ValueError("--model multilabel needs 0 or 1 for each label; this target holds other numbers")
         loss, outputs = Loss.MULTILABEL, table.y.shape[1]
     elif kind == "logistic":
-        if (count := len(own.classes(table.y))) != 2:
+        if (count := len(user_files.classes(table.y))) != 2:
             raise ValueError(f"--model logistic tells two classes apart; data.target {data.target} has {count}; use --model softmax")
         loss, outputs = Loss.LOGISTIC, 1
     elif kind == "softmax" or ":" in kind:
-        loss, outputs = Loss.SOFTMAX, len(own.classes(table.y))
+        loss, outputs = Loss.SOFTMAX, len(user_files.classes(table.y))
     else:
         raise ValueError(f"--model takes linear, logistic, softmax, multilabel or PACKAGE.MODULE:FACTORY; got {kind}")
 
@@ -141,7 +141,7 @@ def file_task(data: Own, model: str | None) -> Task:
         return linear(loss, features, outputs, group, intercept=data.intercept)
 
     def draw(options: Own, *rest: Any) -> Drawn:
-        found = assigned.draw(options, classes, table.row if module else None, *rest)
+        found = user_partition.draw(options, classes, table.row if module else None, *rest)
         remark = doubtful(table.y) if model is None and kind == "linear" else None
         return found._replace(note="; ".join(filter(None, (remark, found.note))) or None)
 
@@ -168,7 +168,7 @@ def suggested(y: np.ndarray) -> str:
         return "multilabel"
     if y.dtype.kind not in "USiub":
         return "linear"
-    return "logistic" if len(own.classes(y)) == 2 else "softmax"
+    return "logistic" if len(user_files.classes(y)) == 2 else "softmax"
 
 
 def doubtful(y: np.ndarray) -> str | None:
@@ -223,7 +223,7 @@ TASKS = {
         about="28 x 28 digits, LeNet",
         loss=Loss.SOFTMAX,
         options=Files,
-        draw=partial(files.draw, "mnist-cnn"),
+        draw=partial(builtin.draw, "mnist-cnn"),
         objective=lambda _, group: Module(module=lenet(), build=lenet, group=group),
         partition=Partition.LABEL,
         settings=CAREFUL,
@@ -232,12 +232,14 @@ TASKS = {
         about="newswire topics, 34 labels, sparse rows",
         loss=Loss.MULTILABEL,
         options=Files,
-        draw=partial(files.draw, "rcv1"),
+        draw=partial(builtin.draw, "rcv1"),
         objective=lambda _, group: linear(Loss.MULTILABEL, 47_236, 34, group),
         partition=Partition.CLUSTERS,
         density=0.005,
     ),
-    "file": Task(about="your own rows", loss=Loss.SQUARED, options=Own, draw=assigned.draw, objective=lambda *_: None, sieve=REFITTED),
+    "file": Task(
+        about="your own rows", loss=Loss.SQUARED, options=Own, draw=user_partition.draw, objective=lambda *_: None, sieve=REFITTED
+    ),
 }
 
 

@@ -9,10 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from fedsieve.core.compiled import passes_over, sparse_passes
-from fedsieve.core.rows import PickedRows
-from fedsieve.core.streams import Draw, normal
+from fedsieve.core.batches import PickedRows
+from fedsieve.core.random import Draw, normal
 from fedsieve.core.types import Batch, Layout, SparseRows
+from fedsieve.kernels import passes_over, sparse_passes
 from fedsieve.objectives.losses import Loss
 
 FEW_OUTPUTS = 16

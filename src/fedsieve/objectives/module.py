@@ -15,9 +15,9 @@ from torch.func import grad_and_value, vmap
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedsieve.core.streams import Draw
+from fedsieve.core.random import Draw
 from fedsieve.core.types import Batch, Layout
-from fedsieve.objectives.images import Compiled, keeps_order
+from fedsieve.objectives.fast_conv import Compiled, keeps_order
 
 LOOPED = (nn.modules.conv._ConvNd, nn.RNNBase, nn.modules.dropout._DropoutNd, nn.MultiheadAttention)
 """Modules for which one client after another is faster than vmap, or vmap cannot do them."""

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Mapping
 from math import log10
 from typing import Any, NamedTuple
 
-from fedsieve.experiments import results
-from fedsieve.experiments.results import Row
 from fedsieve.report.tables import grouped, measure_of
+from fedsieve.studies import results
+from fedsieve.studies.results import Row
 
 HELD, NOT_HELD, NOT_JUDGED = "held", "not held", "not judged"
 Studies = Mapping[str, list[Row]]

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 from rich.table import Table as RichTable
 
-from fedsieve.experiments import results
-from fedsieve.experiments.results import Row
-from fedsieve.report import ablation, equal, hostile, published
+from fedsieve.formatting import size
+from fedsieve.report import published
+from fedsieve.report.figures import ablation, equal_bytes, robustness
 from fedsieve.report.published import Published
-from fedsieve.show import size
+from fedsieve.studies import results
+from fedsieve.studies.results import Row
 
 MEASURES = {"quality": {"lr": "r2"}, "loss": {"lr": "mse"}, "tdr": {"mc": "tdr_rows"}}
 USUAL = {"quality": "accuracy", "loss": "ce", "tdr": "tdr"}
@@ -110,11 +111,11 @@ def study_table(name: str, about: str, scale: str, rows: list[Row]) -> Table:
     if name in ("table-1", "table-2"):
         return against_the_paper(name, about, rows, notes)
     if name == "equal-bytes":
-        found = equal.entries(rows)
-        return Table(about, [*notes, equal.verdict(found)], list(found[0]) if found else [], found)
+        found = equal_bytes.entries(rows)
+        return Table(about, [*notes, equal_bytes.verdict(found)], list(found[0]) if found else [], found)
     if name == "hostile":
-        found = hostile.entries(rows)
-        return Table(about, [*notes, hostile.NOTE, hostile.verdict(rows)], list(found[0]) if found else [], found)
+        found = robustness.entries(rows)
+        return Table(about, [*notes, robustness.NOTE, robustness.verdict(rows)], list(found[0]) if found else [], found)
     if name == "ablation":
         found = ablation.entries(rows)
         return Table(about, [*notes, ablation.NOTE], list(found[0]) if found else [], found)

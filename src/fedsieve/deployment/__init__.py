@@ -1,0 +1,1 @@
+"""Runs over Flower."""

@@ -1,1 +1,0 @@
-"""Exchanges: who computes what the clients compute. They know the protocols, not the algorithms."""

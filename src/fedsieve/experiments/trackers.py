@@ -1,0 +1,110 @@
+"""A run in a tracker people already use. Imported only when asked for; all stay on this machine unless their own settings say otherwise."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from fedsieve import optional
+
+PROJECT = "fedsieve"
+Log = Callable[[Mapping[str, Any]], None]
+"""Takes the row of a finished round."""
+
+
+class Tracker(StrEnum):
+    """Where rounds are written, beside metrics.jsonl."""
+
+    TENSORBOARD = "tensorboard"
+    """event files in the folder tensorboard of the run"""
+    TRACKIO = "trackio"
+    """trackio's own local data base; project fedsieve"""
+    WANDB = "wandb"
+    """off-line, in the folder wandb of the run, until you sync it or set WANDB_MODE"""
+    MLFLOW = "mlflow"
+    """mlflow.db here (older versions: mlruns), or where MLFLOW_TRACKING_URI says; experiment fedsieve"""
+
+
+@contextmanager
+def tracking(tracker: Tracker | None, folder: Path, config: Mapping[str, Any]) -> Iterator[Log]:
+    """While open, takes every round; what trackers say goes to standard error, so that --json stays alone on its line."""
+    ways = {Tracker.TENSORBOARD: tensorboard, Tracker.TRACKIO: trackio, Tracker.WANDB: wandb, Tracker.MLFLOW: mlflow}
+    if tracker is None:
+        yield lambda _: None
+        return
+    with redirect_stdout(sys.stderr), ways[tracker](folder, flat(config)) as log:
+        yield log
+
+
+def require(tracker: Tracker | None) -> None:
+    """Fail before anything is trained or written where the package is missing."""
+    if tracker is not None:
+        brought = tracker in (Tracker.TENSORBOARD, Tracker.TRACKIO)
+        optional.need(tracker.value, "'fedsieve[track]'" if brought else tracker.value, f"--track {tracker}")
+
+
+def numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """What can be drawn over rounds."""
+    return {name: float(value) for name, value in row.items() if isinstance(value, int | float) and name != "round"}
+
+
+def flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by the names their flags have."""
+    named: dict[str, Any] = {}
+    for name, value in config.items():
+        inner = value.items() if isinstance(value, Mapping) else [(None, value)]
+        named |= {name if key is None else f"{name}.{key.replace('_', '-')}": entry for key, entry in inner if entry is not None}
+    return named
+
+
+@contextmanager
+def tensorboard(folder: Path, config: dict[str, Any]) -> Iterator[Log]:
+    """Scalars by round, and the settings as text."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(folder / "tensorboard")) as writer:
+        writer.add_text("settings", "\n".join(f"    {name} = {value}" for name, value in config.items()))
+
+        def log(row: Mapping[str, Any]) -> None:
+            for name, value in numbers(row).items():
+                writer.add_scalar(name, value, row["round"])
+
+        yield log
+
+
+@contextmanager
+def trackio(folder: Path, config: dict[str, Any]) -> Iterator[Log]:
+    """One run of the project, named like the folder."""
+    import trackio as package
+
+    run = package.init(
+        project=PROJECT, name=folder.name, config=config, resume="allow", embed=False, auto_log_gpu=False, auto_log_cpu=False
+    )
+    try:
+        yield lambda row: run.log(numbers(row), step=row["round"])
+    finally:
+        package.finish()  # the run's own leaves it to be ended, and spoken of, once more at exit
+
+
+@contextmanager
+def wandb(folder: Path, config: dict[str, Any]) -> Iterator[Log]:
+    """Off-line unless WANDB_MODE says otherwise."""
+    import wandb as package
+
+    mode = os.environ.get("WANDB_MODE", "offline")
+    with package.init(project=PROJECT, name=folder.name, config=config, dir=str(folder), mode=mode) as run:
+        yield lambda row: run.log(numbers(row), step=row["round"])
+
+
+@contextmanager
+def mlflow(folder: Path, config: dict[str, Any]) -> Iterator[Log]:
+    """On this machine unless MLFLOW_TRACKING_URI says otherwise."""
+    import mlflow as package
+
+    package.set_experiment(PROJECT)
+    with package.start_run(run_name=folder.name):
+        package.log_params(config)
+        yield lambda row: package.log_metrics(numbers(row), step=row["round"])

@@ -1,0 +1,76 @@
+"""A model in one picture: masks where features are pixels, the strongest features of a linear model, the layers of a module."""
+
+from math import ceil
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedsieve.models.sparse_model import Model
+from fedsieve.report.figures.style import STYLE
+from fedsieve.report.html.supports import IMAGES, strongest_features
+
+POSITIVE, NEGATIVE, PLAIN = "#0072B2", "#D55E00", "#56B4E9"
+MOST_BARS, MOST_MASKS, COLUMNS, FEW = 20, 64, 8, 5
+
+
+def portrait(model: Model, place: Path) -> None:
+    """Draw it into a file."""
+    with mpl.rc_context(STYLE):
+        if model.card.task in IMAGES and model.card.build is None:
+            made = masks(model, IMAGES[model.card.task])
+        elif model.card.build is None:
+            made = features(model)
+        else:
+            made = layers(model)
+        made.suptitle(f"{model.card.method} on {model.card.task}: {model.kept} of {model.size - model.free} weights", fontsize=10)
+        made.savefig(place)
+
+
+def masks(model: Model, shape: tuple[int, int]) -> Figure:
+    """The weights of each class as pixels: blue speaks for it, orange against it, white was dropped."""
+    matrix = model.coef.toarray()[:MOST_MASKS]
+    columns = FEW if len(matrix) <= 2 * FEW else COLUMNS
+    rows = ceil(len(matrix) / columns)
+    made = Figure(figsize=(1.15 * columns, 1.3 * rows + 0.7), layout="constrained")
+    colours = mpl.colors.LinearSegmentedColormap.from_list("signed", [NEGATIVE, "#FFFFFF", POSITIVE])
+    for i, axes in enumerate(made.subplots(rows, columns, squeeze=False).flat):
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set(visible=i < len(matrix), color="#B0B0B0", linewidth=0.6)
+        if i < len(matrix):
+            most = np.abs(matrix[i]).max() or 1
+            axes.imshow(matrix[i].reshape(shape), cmap=colours, vmin=-most, vmax=most, interpolation="nearest")
+            axes.set_title(model.card.classes[i], fontsize=8, pad=2)
+    made.supxlabel("blue speaks for the class, orange against it; white was dropped", fontsize=8)
+    return made
+
+
+def features(model: Model) -> Figure:
+    """The strongest features, signed where there is one output."""
+    data = strongest_features(model, MOST_BARS)
+    names, weights = [row[0] for row in data.rows][::-1], [row[1] for row in data.rows][::-1]
+    made = Figure(figsize=(6.5, 0.22 * max(len(names), 4) + 1), layout="constrained")
+    axes = made.subplots()
+    axes.barh(names, weights, color=[POSITIVE if weight > 0 else NEGATIVE for weight in weights])
+    axes.set(xlabel=data.columns[1], title=data.caption)
+    axes.tick_params(labelsize=7.5)
+    axes.grid(visible=False, axis="y")
+    return made
+
+
+def layers(model: Model) -> Figure:
+    """The density of each tensor, with the count beside its bar."""
+    parts = [
+        (name, model.index[(model.index >= part["start"]) & (model.index < part["stop"])].size, part) for name, part in model.layers.items()
+    ]
+    made = Figure(figsize=(6.5, 0.28 * len(parts) + 1), layout="constrained")
+    axes = made.subplots()
+    sizes = [part["stop"] - part["start"] for _, _, part in parts]
+    densities = [kept / size for (_, kept, _), size in zip(parts, sizes, strict=True)]
+    bars = axes.barh([name for name, _, _ in parts], densities, color=PLAIN)
+    axes.bar_label(bars, [f" {kept} of {size}" for (_, kept, _), size in zip(parts, sizes, strict=True)], fontsize=7.5)
+    axes.set(xlabel="density", xlim=(0, max(densities) * 1.25 or 1))
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    return made

@@ -1,0 +1,121 @@
+"""The page: what is read from the store, put together, written as one file that needs no network."""
+
+import shlex
+import sys
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import fedsieve
+from fedsieve.report.html import clients, overview, supports, training
+from fedsieve.report.html.elements import Budget, Markup, tag
+from fedsieve.report.html.run_record import Record, find_runs, read_comparison, read_run
+from fedsieve.report.html.study_section import find_studies, study
+from fedsieve.storage import run_directory
+
+PARTS = files("fedsieve.report.html")
+
+
+def report(folders: Sequence[Path], *, live: bool = False) -> str:
+    """The whole page about the runs or studies in these folders; `live` pages ask their server for news."""
+    if studies := [place for folder in folders for place in find_studies(folder)]:
+        title = studies[0].name if len(studies) == 1 else f"{len(studies)} studies"
+        return shell(title, Markup("".join(map(study, studies))), live=live)
+    runs = [read_run(place) for folder in folders for place in find_runs(folder)]
+    if not any(run.rows for run in runs) and not live:
+        raise run_directory.FolderError(f"{runs[0].folder} has no finished round yet")
+    comparison = read_comparison(folders[0]) if len(folders) == 1 else None
+    try:
+        return document(runs, comparison, live=live)
+    except (KeyError, TypeError, IndexError) as problem:
+        where = ", ".join(map(str, folders))
+        raise run_directory.FolderError(
+            f"{where} holds a file that is not what a run leaves: {type(problem).__name__} {problem}"
+        ) from problem
+
+
+def document(runs: list[Record], comparison: Mapping[str, Any] | None, *, live: bool) -> str:
+    """The page of one run, or of several side by side and then one by one."""
+    if len(runs) == 1:
+        run = runs[0]
+        body = tag("section", tag("h2", f"{run.name}, seed {run.seed}"), run_body(run, Budget()))
+        return shell(f"{run.method} on {run.task}", body, live=live)
+    budget = Budget(len(runs))
+    links = {i: f"run-{i + 1}" for i in range(len(runs))}
+    order = list(comparison["methods"]) if comparison else sorted({run.method for run in runs})
+    runs = sorted(runs, key=lambda run: (run.task, order.index(run.method) if run.method in order else len(order), run.seed))
+    inner = (
+        tag(
+            "details", tag("summary", tag("h2", f"{run.name}: {run.method} on {run.task}, seed {run.seed}")), run_body(run, budget), **place
+        )
+        for run, place in ((run, {"id": links[i], "class_": "run"}) for i, run in enumerate(runs))
+    )
+    body = overview.overview(runs, budget, comparison, links) + tag("section", tag("h2", "Run by run"), *inner)
+    return shell(title_of(runs), Markup(body), live=live)
+
+
+def title_of(runs: Sequence[Record]) -> str:
+    """What several runs are about."""
+    methods, tasks = (list(dict.fromkeys(names)) for names in ([run.method for run in runs], [run.task for run in runs]))
+    return f"{len(runs)} runs: {', '.join(methods)} on {', '.join(tasks)}"
+
+
+def run_body(run: Record, budget: Budget) -> Markup:
+    """Everything about one run."""
+    if not run.rows:
+        return tag("p", "No round is finished yet.")
+    again = run.folder.with_name(run.folder.name + "-again")
+    command = f"fedsieve train --config {shlex.quote(str(run.folder / run_directory.CONFIG))} --out {shlex.quote(str(again))}"
+    parts = (
+        training.headline(run),
+        training.quality(run, budget),
+        training.density(run, budget),
+        training.traffic(run, budget),
+        supports.stability(run, budget),
+        supports.recovery(run, budget),
+        supports.what_was_kept(run, budget),
+        clients.clients(run, budget),
+        clients.privacy(run, budget),
+        training.settings(run, run_directory.toml(run.config), command),
+    )
+    return Markup("".join(part for part in parts if part))
+
+
+def shell(title: str, body: Markup, *, live: bool) -> str:
+    """The document around a body: style and script inside, nothing from elsewhere allowed."""
+    style, script = ((PARTS / name).read_text() for name in ("page.css", "page.js"))
+    hashed = b64encode(sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{hashed}'"
+    return Template((PARTS / "template.html").read_text()).substitute(
+        title=escape(title),
+        policy=policy + ("; connect-src 'self'" if live else ""),
+        style=style,
+        script=script,
+        body=body,
+        live="live" if live else "still",
+        version=fedsieve.__version__,
+    )
+
+
+def write(folders: Sequence[Path], place: Path) -> Path:
+    """Write the page of some folders into a file."""
+    page = report(folders)
+    try:
+        run_directory.replace(place, page.encode())
+    except OSError as problem:
+        raise run_directory.FolderError(f"cannot write the report to {place}: {problem.strerror}; choose another file with --out") from None
+    return place
+
+
+def leave(folder: Path) -> str | None:
+    """The page of a run that just ended, in its folder. Whatever goes wrong with it, the run is kept: a note, and no path."""
+    try:
+        return str(write([folder], folder / run_directory.REPORT))
+    except Exception as problem:  # a run of hours must not fail for its picture
+        print(f"note: the run is kept, its report was not written: {type(problem).__name__}: {problem}", file=sys.stderr)
+        return None

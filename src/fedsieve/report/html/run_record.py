@@ -1,0 +1,195 @@
+"""A run as the store holds it, whole or half-written; and the runs below a folder."""
+
+import json
+import tomllib
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from fedsieve.storage import run_directory
+
+Row = dict[str, Any]
+DEPTH = 3
+"""Folders below the one given in which runs are looked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One run: what was asked for, what every round gave, what came out. Only the settings are always there."""
+
+    folder: Path
+    config: dict[str, Any]
+    rows: list[Row]
+    about: dict[str, Any] = field(default_factory=dict)
+    result: dict[str, Any] | None = None
+    supports: np.ndarray | None = None
+    """(rounds, m): the indices kept in each round; shorter rows end in -1"""
+    histograms: np.ndarray | None = None
+    """(rounds, 20): how P(z != 0) is spread"""
+    index: np.ndarray | None = None
+    """(m,): the indices the model keeps"""
+    value: np.ndarray | None = None
+    """(m,): their weights"""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return self.folder.name
+
+    @property
+    def method(self) -> str:
+        """Who learned."""
+        return str(self.config.get("method", "unknown"))
+
+    @property
+    def task(self) -> str:
+        """What was learned."""
+        return str(self.config.get("task", "unknown"))
+
+    @property
+    def seed(self) -> int:
+        """Where its random numbers begin."""
+        return int(self.config.get("seed", 0))
+
+    @property
+    def rounds(self) -> int:
+        """Rounds asked for."""
+        return int(self.config.get("rounds", len(self.rows)))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return self.result is not None
+
+    @cached_property
+    def metric(self) -> str:
+        """The number that is compared."""
+        known = (self.result or {}).get("metric") or self.about.get("metric")
+        return known or next((name for name in ("r2", "accuracy", "micro_f1") if self.rows and name in self.rows[0]), "metric")
+
+    @cached_property
+    def spent(self) -> np.ndarray:
+        """Bytes that crossed up to each round, both ways."""
+        return np.cumsum([row["bytes_up"] + row["bytes_down"] for row in self.rows]) if self.rows else np.zeros(0)
+
+    def column(self, name: str) -> list[float | None]:
+        """One number a round, None where a round has none."""
+        return [row.get(name) for row in self.rows]
+
+    def total(self, name: str) -> int:
+        """A column added up."""
+        return int(sum(row.get(name) or 0 for row in self.rows))
+
+    def last(self, name: str) -> float | None:
+        """A number of the last round there is."""
+        return self.rows[-1].get(name) if self.rows else None
+
+
+def read_run(folder: Path) -> Record:
+    """The run in a folder; what is not there yet is left out, what is damaged is refused in one line."""
+    trace = _arrays(folder / run_directory.TRACE)
+    model = _model(folder / run_directory.MODEL)
+    return Record(
+        folder=folder,
+        config=_config(folder / run_directory.CONFIG),
+        rows=read_rows(folder / run_directory.METRICS),
+        about=_json(folder / run_directory.ABOUT) or {},
+        result=_json(folder / run_directory.RESULT),
+        supports=trace.get("supports"),
+        histograms=trace.get("gate_histogram"),
+        index=model.get("index"),
+        value=model.get("value"),
+    )
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rounds so far. The last line may be half-written; any other that is no round is an error."""
+    if not path.exists():
+        return []
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise run_directory.FolderError(f"{path} cannot be read: {problem}") from None
+    *lines, rest = text.split("\n")
+    rows = []
+    for number, line in enumerate([*lines, *([rest] if rest else [])], start=1):
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict) or not all(isinstance(row.get(name), int) for name in ("round", "bytes_up", "bytes_down")):
+                raise ValueError("a round has at least round, bytes_up and bytes_down")
+        except ValueError as problem:
+            if number > len(lines):
+                break
+            raise run_directory.FolderError(f"{path} is damaged in line {number}: {problem}") from None
+        rows.append(row)
+    return rows
+
+
+def is_run(folder: Path) -> bool:
+    """Whether the folder itself is a run's."""
+    return (folder / run_directory.CONFIG).is_file()
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """The folder itself if it is a run's, else those of the runs below it, by name."""
+    if not folder.exists():
+        raise run_directory.FolderError(f"{folder} does not exist")
+    if not folder.is_dir():
+        raise run_directory.FolderError(f"{folder} is not a folder; name the folder of a run")
+    if is_run(folder):
+        return [folder]
+    levels = [folder.glob("/".join(["*"] * depth + [run_directory.CONFIG])) for depth in range(1, DEPTH + 1)]
+    found = sorted(path.parent for level in levels for path in level)
+    if not found:
+        raise run_directory.FolderError(f"{folder} holds no run: there is no {run_directory.CONFIG} in it or below it")
+    return found
+
+
+def read_comparison(folder: Path) -> dict[str, Any] | None:
+    """What `fedsieve compare` found, where the folder is one of its own."""
+    result = None if is_run(folder) else _json(folder / run_directory.RESULT)
+    return result if result and "methods" in result else None
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
+        raise run_directory.FolderError(f"{path} cannot be read: {problem}") from None
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as problem:
+        raise run_directory.FolderError(f"{path} is damaged: {problem}") from None
+    if not isinstance(found, dict):
+        raise run_directory.FolderError(f"{path} is damaged: it holds {type(found).__name__}, not an object")
+    return found
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    if not path.exists():
+        return {}
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, BadZipFile) as problem:
+        raise run_directory.FolderError(f"{path} is damaged: {problem}") from None
+
+
+def _model(path: Path) -> dict[str, np.ndarray]:
+    if not path.exists():
+        return {}
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as problem:
+        raise run_directory.FolderError(f"{path} is damaged: {problem}") from None

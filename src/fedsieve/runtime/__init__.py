@@ -1,0 +1,1 @@
+"""How rounds run: the loop, the exchanges in memory, failures and privacy."""

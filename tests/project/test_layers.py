@@ -1,0 +1,157 @@
+"""The house's walls: who may import whom, and what the command line may not wait for."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "fedsieve"
+LAYERS = {
+    "kernels": 0,
+    "core": 1,
+    "objectives": 2,
+    "algorithms": 2,
+    "wire": 2,
+    "runtime": 3,
+    "data": 3,
+    "storage": 3,
+    "models": 4,
+    "experiments": 5,
+    "studies": 6,
+    "report": 7,
+    "deployment": 7,
+    "cli": 8,
+}
+"""The folders in the order of the architecture: a folder imports itself and folders of lower layers."""
+WITHOUT_IMPORTS = {"formatting", "optional", "__version__"}
+"""Modules of the package root that import nothing of the package, so that every layer may use them."""
+OUTSIDE = {
+    "kernels": {"numba", "numpy", "torch", "jaxtyping"},
+    "core": {"torch", "numpy", "jaxtyping"},
+    "algorithms": {"torch", "jaxtyping"},
+    "wire": {"torch", "numpy"},
+    "storage": {"torch", "numpy", "safetensors"},
+}
+
+
+def modules(part):
+    path = SOURCE / part
+    return sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
+
+
+def imported(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            for alias in node.names:
+                inside = SOURCE.parent / node.module.replace(".", "/") / alias.name
+                is_module = inside.is_dir() or inside.with_suffix(".py").exists()
+                yield f"{node.module}.{alias.name}" if is_module or node.module == "fedsieve" else node.module
+
+
+@pytest.mark.parametrize("part", LAYERS)
+def test_imports_point_downwards(part):
+    allowed = {name for name, layer in LAYERS.items() if layer < LAYERS[part]} | {part} | WITHOUT_IMPORTS
+    for path in modules(part):
+        inside = {name.split(".")[1] for name in imported(path) if name.startswith("fedsieve.")}
+        assert inside <= allowed, path
+
+
+@pytest.mark.parametrize("part", WITHOUT_IMPORTS - {"__version__"})
+def test_modules_that_every_layer_uses_import_nothing_of_the_package(part):
+    assert not [name for name in imported(SOURCE / f"{part}.py") if name.startswith("fedsieve")]
+
+
+def test_every_folder_has_a_layer_and_the_root_holds_at_most_six_modules():
+    assert {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"} == set(LAYERS)
+    assert len(list(SOURCE.glob("*.py"))) <= 6
+
+
+def test_no_two_modules_import_each_other():
+    """Imports inside functions count too: a cycle stays a cycle."""
+    graph = {}
+    for path in SOURCE.rglob("*.py"):
+        if "template" in path.parts:
+            continue
+        name = "fedsieve." + ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
+        graph[name] = set(imported(path))
+    names = set(graph)
+    edges = {name: {target for target in targets if target in names and target != name} for name, targets in graph.items()}
+    finished = set()
+
+    def visit(name, path):
+        assert name not in path, [*path, name]
+        if name not in finished:
+            for target in edges[name]:
+                visit(target, [*path, name])
+            finished.add(name)
+
+    for name in names:
+        visit(name, [])
+
+
+@pytest.mark.parametrize("part", OUTSIDE)
+def test_the_inner_layers_need_little_from_outside(part):
+    for path in modules(part):
+        outside = {name.split(".")[0] for name in imported(path)} - {"fedsieve"} - set(sys.stdlib_module_names)
+        assert outside <= OUTSIDE[part], path
+
+
+def test_one_file_alone_imports_flwr():
+    importing = [path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py") if any(n.startswith("flwr") for n in imported(path))]
+    apps = [path for path in importing if "template/" in path]  # what a user owns
+    assert sorted(set(importing) - set(apps)) == ["deployment/flower.py"]
+
+
+def test_a_flower_client_loads_torch_numpy_and_flwr_and_no_more_of_ours():
+    """An edge device has no plotting, no scikit-learn, no report, no command line."""
+    app = SOURCE / "deployment" / "template"
+    code = f"import sys; sys.path.insert(0, {str(app)!r}); import app.client_app; print(*sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
+    assert not loaded & {"matplotlib", "sklearn", "scipy", "cyclopts", "safetensors", "pandas", "ray"}
+    assert {name for name in done.stdout.split() if name.startswith("fedsieve.")} >= {"fedsieve.deployment.flower", "fedsieve.runtime.loop"}
+    assert not [name for name in done.stdout.split() if name.startswith(("fedsieve.report", "fedsieve.experiments", "fedsieve.data"))]
+
+
+def test_the_report_reads_the_store_and_nothing_else():
+    for path in modules("report"):
+        inside = {name for name in imported(path) if name.startswith("fedsieve.") and not name.startswith("fedsieve.report")}
+        assert inside <= {
+            "fedsieve.experiments",
+            "fedsieve.studies.results",
+            "fedsieve.models.sparse_model",
+            "fedsieve.formatting",
+            "fedsieve.cli.options",
+        }, path
+        assert "torch" not in set(imported(path))
+
+
+def test_the_store_needs_no_torch():
+    assert not {"torch", "fedsieve.core"} & set(imported(SOURCE / "storage" / "run_directory.py"))
+
+
+@pytest.mark.parametrize("forbidden", ["manual_seed", "logging", "print(", "time.", "open("])
+def test_the_core_has_no_files_no_clock_no_global_random_state(forbidden):
+    for part in ("core", "algorithms"):
+        for path in modules(part):
+            assert forbidden not in path.read_text(), path
+
+
+@pytest.mark.parametrize("words", ["['--help']", "[]", "['--version']"])
+def test_help_answers_without_torch(words):
+    code = f"import sys; from fedsieve.cli.main import main; sys.exit(main({words}) or ('torch' in sys.modules) * 9)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_help_imports_no_numpy():
+    """It would take a quarter of the time help takes."""
+    code = "import sys; from fedsieve.cli.main import main; main(['--help']); sys.exit(('numpy' in sys.modules) * 9)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,44 @@
+import re
+from pathlib import Path
+
+from jaxtyping import config
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+
+
+def test_the_ten_lines_of_python_do_what_the_readme_says(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    table, network = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    for code in (table, network):
+        assert len([line for line in code.splitlines() if line.strip()]) <= 10
+    scope: dict = {}
+    monkeypatch.setattr(config, "jaxtyping_disable", True)  # at the speed a user meets; shapes are checked elsewhere
+    exec(table, scope)
+    assert int((scope["model"].coef_ != 0).sum()) == 3 and scope["model"].score(scope["x"], scope["y"]) > 0.9
+    assert str(scope["model"].bytes_up_) in capsys.readouterr().out
+    exec(network, scope)
+    assert scope["run"].nonzero == 73 and (tmp_path / "model.pt").exists()
+
+
+def test_every_method_and_task_is_in_the_readme():
+    from fedsieve.algorithms import METHODS
+    from fedsieve.experiments.tasks import TASKS
+
+    for name in (*METHODS, *TASKS):
+        assert f"`{name}`" in README
+
+
+def test_the_table_of_results_is_that_of_the_results_page():
+    there = (Path(__file__).parents[2] / "docs" / "results.md").read_text()
+    shown = re.findall(r"^\| \*{0,2}([\w-]+)\*{0,2} \| (\d.*) \|$", README.split("## What it reaches")[1], re.MULTILINE)
+    assert len(shown) == 7
+    for method, cells in shown:
+        found = re.search(rf"^\| {method} \| (.*) \|$", there, re.MULTILINE)[1].split(" | ")
+        plain = [cell.split(" +- ")[0] for cell in found]
+        lr, lr_tdr, lg, lg_tdr, mc, mc_tdr, sent = plain
+        assert cells == f"{lr} / {lr_tdr} | {lg} / {lg_tdr} | {mc} / {mc_tdr.split(' / ')[1]} | {sent}"
+
+
+def test_links_lead_somewhere():
+    for target in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (Path(__file__).parents[2] / target).exists(), target

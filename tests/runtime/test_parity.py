@@ -1,0 +1,108 @@
+"""Engine parity: in double precision the loop, which passes real bytes, and the batched engine give identical packets and parameters."""
+
+import pytest
+import torch
+
+from fedsieve.algorithms import METHODS, algorithm_class
+from fedsieve.core.aggregation import Weighting
+from fedsieve.data.synthetic import Synthetic
+from fedsieve.experiments.config import Engine, Federation, Precision, Run
+from fedsieve.experiments.simulation import Problem
+from fedsieve.experiments.training import execute
+
+pytestmark = pytest.mark.usefixtures("few_test_rows")
+DATA = Synthetic(rows=300, features=40, classes=4, true_density=0.1)
+
+
+def outcome(engine, task, method, weights=Weighting.EXAMPLES, precision=Precision.DOUBLE, data=DATA, rounds=4, **fields):
+    run = Run(
+        task=task,
+        method=method,
+        density=0.1,
+        rounds=rounds,
+        seed=11,
+        engine=engine,
+        precision=precision,
+        data=data,
+        federation=Federation(clients=12, participation=0.5, weights=weights),
+        algorithm=algorithm_class(method)(**{"steps": 5, "batch": 8, **fields}),
+    )
+    steps = list(execute(run, Problem(run)))
+    traffic = [(s.row["bytes_up"], s.row["bytes_down"], s.row["bytes_up_payload"]) for s in steps]
+    tensors = [part for part in steps[-1].round.server if isinstance(part, torch.Tensor)]
+    return steps[-1].theta, tensors, traffic
+
+
+def assert_parity(*args, **kwargs):
+    loop, batched = (outcome(engine, *args, **kwargs) for engine in (Engine.LOOP, Engine.BATCHED))
+    assert torch.equal(loop[0], batched[0])
+    assert all(torch.equal(a, b) for a, b in zip(loop[1], batched[1], strict=True))
+    assert loop[2] == batched[2]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_both_engines_give_the_same_bits_in_double_precision(method):
+    assert_parity("lr", method)
+
+
+def test_parity_holds_where_the_first_round_decides_for_weights(monkeypatch):
+    monkeypatch.setattr("fedsieve.algorithms.sieve_rules.NARROW", 1.0)
+    monkeypatch.setattr("fedsieve.algorithms.sieve_rules.ENOUGH_ROWS", 1)
+    assert_parity("mc", "sieve")
+    decided = outcome(Engine.BATCHED, "mc", "sieve")[1]
+    assert any(part.ndim == 0 and float(part) == pytest.approx(0.3) for part in decided)
+
+
+@pytest.mark.parametrize(
+    ("task", "method", "weights", "fields"),
+    [
+        ("lg", "flops", Weighting.RIEMANNIAN, {}),
+        ("mc", "flops-pa", Weighting.SQRT, {}),
+        ("mc", "fed-iter-ht", Weighting.UNIFORM, {"bits": 32}),
+        ("lg", "fed-avg", Weighting.RIEMANNIAN, {"bits": 32}),
+        ("mc", "flops", Weighting.EXAMPLES, {"batch": "all"}),
+        ("lg", "fed-round-ht", Weighting.SQRT, {"batch": "all", "bits": 4}),
+        ("lr", "fed-ht", Weighting.EXAMPLES, {"step_rule": "capped", "rate": 0.1}),
+    ],
+)
+def test_parity_holds_for_other_tasks_weights_and_batches(task, method, weights, fields):
+    if "step_rule" in fields:
+        from fedsieve.core.optimizers import StepRule
+
+        fields = {**fields, "step_rule": StepRule(fields["step_rule"])}
+    assert_parity(task, method, weights, **fields)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("weights", Weighting)
+@pytest.mark.parametrize("task", ["lr", "lg", "mc"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("fields", [{}, {"bits": 32}, {"batch": "all"}], ids=["default", "bits 32", "full batch"])
+def test_every_cell_has_parity(method, task, weights, fields):
+    assert_parity(task, method, weights, **fields)
+
+
+def test_a_cohort_too_large_for_the_cache_is_stepped_in_chunks_with_the_same_result(monkeypatch):
+    whole = outcome(Engine.BATCHED, "lr", "flops-pa")
+    monkeypatch.setattr("fedsieve.runtime.batched.CACHED_NUMBERS", 8 * 40 * 2)
+    chunked = outcome(Engine.BATCHED, "lr", "flops-pa")
+    assert torch.equal(whole[0], chunked[0])
+
+
+@pytest.mark.parametrize("engine", Engine)
+def test_a_run_repeats_bit_for_bit_in_single_precision(engine):
+    one, again = (outcome(engine, "lr", "flops-pa", precision=Precision.SINGLE) for _ in range(2))
+    assert torch.equal(one[0], again[0]) and one[2] == again[2]
+
+
+def test_in_single_precision_engines_differ_by_rounding_only():
+    loop, batched = (outcome(engine, "lr", "fed-avg", precision=Precision.SINGLE, bits=32) for engine in Engine)
+    assert (loop[0] - batched[0]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_replies_are_made_of_what_the_method_says(method):
+    """Any other packet is rejected, so a wrong list would reject every client."""
+    run = Run(method=method, rounds=1, engine=Engine.LOOP, data=DATA, density=0.1, federation=Federation(clients=6, participation=0.5))
+    (step,) = execute(run, Problem(run))
+    assert step.round.rejected == [] and len(step.round.replied) == 3

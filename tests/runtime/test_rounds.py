@@ -1,0 +1,72 @@
+import numpy as np
+import pytest
+import torch
+
+from fedsieve.algorithms import METHODS
+from fedsieve.core.types import Bytes, Exchanged
+from fedsieve.experiments.config import Run
+from fedsieve.objectives.linear import Linear
+from fedsieve.objectives.losses import Loss
+from fedsieve.runtime.client_data import Rows, deal
+from fedsieve.runtime.rounds import Population, cohort_size, sample_cohort, start, train
+
+
+def test_cohort_sizes_are_exact_and_never_zero():
+    assert cohort_size(100, 0.29) == 29
+    assert cohort_size(100, 0.05) == 5
+    assert cohort_size(3, 0.1) == 1
+
+
+def test_a_cohort_is_drawn_without_replacement_among_those_who_hold_rows():
+    population = Population(100, list(range(0, 100, 3)))
+    for t in range(50):
+        cohort = sample_cohort(population, 0.2, 0, t)
+        assert len(set(cohort)) == 20
+        assert cohort == sorted(cohort)
+        assert all(c % 3 == 0 for c in cohort)
+
+
+def test_a_small_population_takes_part_whole():
+    assert sample_cohort(Population(100, [1, 5]), 0.5, 0, 0) == [1, 5]
+
+
+def test_cohorts_differ_between_rounds_and_repeat_from_the_seed():
+    population = Population(100, range(100))
+    rounds = [tuple(sample_cohort(population, 0.05, 7, t)) for t in range(20)]
+    assert len(set(rounds)) > 15
+    assert rounds[3] == tuple(sample_cohort(population, 0.05, 7, 3))
+
+
+def test_every_client_takes_part_about_equally_often():
+    population = Population(20, range(20))
+    counts = np.bincount([c for t in range(2000) for c in sample_cohort(population, 0.25, 0, t)], minlength=20)
+    assert abs(counts - 500).max() < 5 * np.sqrt(2000 * 0.25 * 0.75)
+
+
+def test_a_deck_deals_every_row_once_before_any_row_again():
+    hands = deal(0, 2, 4, 40, size=8, hands=8)
+    assert np.array_equal(np.sort(hands[:5].ravel()), np.arange(40))
+    assert len(set(hands[7])) == 8
+
+
+def test_rows_repeat_within_a_batch_only_where_there_are_too_few():
+    assert np.bincount(deal(0, 0, 0, 3, size=8, hands=5)[0]).tolist() in ([3, 3, 2], [3, 2, 3], [2, 3, 3])
+
+
+def test_a_stack_of_clients_gets_the_hands_of_each():
+    objective = Linear(loss=Loss.SQUARED, features=1)
+    rows = Rows(torch.arange(60.0)[:, None], torch.arange(60.0), [20, 30, 10], objective, batch_rows=8)
+    for round in (3, 4):
+        places = rows.places(0, round, [2, 0], hands=4)
+        assert np.array_equal(places[:, 0], deal(0, round, 2, 10, 8, 4) + 50)
+        assert np.array_equal(places[:, 1], deal(0, round, 0, 20, 8, 4))
+
+
+@pytest.mark.usefixtures("few_test_rows")
+@pytest.mark.parametrize("method", METHODS)
+def test_a_round_in_which_nobody_answers_changes_nothing(method):
+    run = Run(method=method, rounds=2)
+    server = start(run.algorithm, run.objective, 0, torch.float32)
+    rounds = list(train(run.algorithm, server, Population(100, range(100)), 0.05, lambda *_: Exchanged([], [], Bytes(), Bytes()), 2, 0))
+    assert all(torch.equal(a, b) for a, b in zip(rounds[-1].server, server, strict=True) if isinstance(a, torch.Tensor))
+    assert rounds[-1].replied == []

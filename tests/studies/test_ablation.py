@@ -1,0 +1,60 @@
+"""What each part of sieve is worth: one option changed at a time, held against the same seeds of sieve as it comes."""
+
+from dataclasses import asdict
+
+import pytest
+
+from fedsieve.cli.main import main
+from fedsieve.report.figures import ablation as report
+from fedsieve.report.figures.ablation import entries
+from fedsieve.report.tables import study_table
+from fedsieve.studies.ablation import PARTS, ablation
+from fedsieve.studies.results import WHOLE
+from fedsieve.studies.scale import SCALES, ScaleName
+
+
+def test_every_variant_departs_from_sieve_as_it_comes_in_what_its_part_names_and_nowhere_else():
+    cells = ablation(SCALES[ScaleName.SHORT]).cells
+    assert {cell.label["task"] for cell in cells} == {"lr", "lg", "mc", "mnist", "emnist", "rcv1"}
+    whole = {(cell.label["task"], cell.label["setting"]): cell.run(0) for cell in cells if cell.label["part"] == WHOLE}
+    for cell in cells:
+        base, run = whole[cell.label["task"], cell.label["setting"]], cell.run(0)
+        one, other = asdict(base.algorithm), asdict(run.algorithm)
+        assert {name for name in one if one[name] != other[name]} == PARTS[cell.label["part"]].keys()
+        assert (run.density, run.rounds, run.data, run.federation) == (base.density, base.rounds, base.data, base.federation)
+
+
+def row(part, seed, value, state="done"):
+    label = {"task": "lr", "setting": "", "method": "sieve", "part": part}
+    shared = {"metric": "accuracy", "note": None, "reason": "why"}
+    return shared | {
+        "label": label,
+        "seed": seed,
+        "state": state,
+        "values": {"value": value, "expected_density": 0.05},
+        "bytes": {"up": 60, "down": 40},
+    }
+
+
+def test_a_variant_is_compared_on_the_seeds_that_both_finished():
+    rows = [row(WHOLE, seed, 0.9 + 0.01 * seed) for seed in range(3)]
+    rows += [row("no polishing", 0, 0.8), row("no polishing", 1, 0.79), row("no polishing", 2, None, "diverged")]
+    whole, other = entries(rows)
+    assert whole["less sieve as it comes"] is None and whole["finished"] == "3/3"
+    assert other["less sieve as it comes"] == pytest.approx(-0.11) and other["error"] == pytest.approx(0.01)
+    assert other["finished"] == "2/3" and other["bytes"]["mean"] == 100
+
+
+def test_where_no_support_is_true_the_table_has_no_tdr_and_gains_and_failures_are_drawn(tmp_path):
+    rows = [row(WHOLE, 0, 0.9), row("no polishing", 0, 1.2), row("eight bits", 0, 0.5), row("support frozen", 0, None, "failed")]
+    rows[0]["state"], rows[0]["metric"] = "failed", None  # a run that broke off before it was set up
+    assert report.draw([*rows, row(WHOLE, 1, 0.9), row("no polishing", 1, 1.2)], tmp_path)[0].exists()
+    assert "none finished" not in study_table("ablation", "about", "short", rows[1:3]).markdown()
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("few_test_rows")
+def test_the_ablation_computes_and_reports(tmp_path):
+    assert main(["reproduce", "ablation", "--scale", "smoke", "--out", str(tmp_path), "--quiet"]) == 0
+    assert {"table.md", "table.csv", "ablation.png", "ablation.pdf", "report.html"} <= {path.name for path in tmp_path.iterdir()}
+    assert all(part in (tmp_path / "table.md").read_text() for part in PARTS)

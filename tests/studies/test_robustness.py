@@ -1,0 +1,47 @@
+"""The hostile study: every attack and share under every mean, and a table that says what is left."""
+
+import json
+
+from fedsieve.cli.main import main
+from fedsieve.core.aggregation import Mean
+from fedsieve.report.figures import robustness as page
+from fedsieve.studies import results
+from fedsieve.studies.robustness import SHARES, STRENGTHS, hostile
+from fedsieve.studies.scale import SCALES, ScaleName
+
+
+def test_every_attack_and_share_meets_every_mean():
+    cells = {tuple(cell.label.values()) for cell in hostile(SCALES[ScaleName.SHORT]).cells if cell.label["method"] == "sieve"}
+    wanted = {("lr", "sieve", attack.value, share, mean.value) for attack in STRENGTHS for share in SHARES for mean in Mean}
+    assert wanted | {("lr", "sieve", "none", 0.0, mean.value) for mean in Mean} == cells
+
+
+def test_the_study_in_small_leaves_a_table_a_figure_and_a_page(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedsieve.data.synthetic.TEST_ROWS", 200)
+    assert main(["reproduce", "hostile", "--scale", "smoke", "--out", str(tmp_path), "--quiet"]) == 0
+    assert {"table.md", "table.csv", "hostile-lr.png", "report.html"} <= {path.name for path in tmp_path.iterdir()}
+    rows = results.read(tmp_path)
+    assert len(rows) == 12
+    assert {row["label"]["mean"] for row in rows} == {"weighted", "geometric"}
+    assert "no number means anything" in (tmp_path / "table.md").read_text()
+
+
+def test_what_is_worse_than_nothing_or_diverged_is_called_lost():
+    def row(mean, value, state="done", attack="flip", share=0.3, seed=0):
+        label = {"task": "lr", "method": "sieve", "attack": attack, "hostile": share, "mean": mean}
+        return {
+            "key": json.dumps(label),
+            "label": label,
+            "seed": seed,
+            "state": state,
+            "metric": "r2",
+            "values": {"value": value, "tdr": 1.0},
+        }
+
+    rows = [row("weighted", -3.0), row("median", 0.0, "diverged"), row("krum", 0.9)]
+    rows += [row(mean, 0.95, attack="none", share=0.0) for mean in ("weighted", "median", "krum")]
+    (hit,) = [entry for entry in page.entries(rows) if entry["attack"] == "flip"]
+    assert (hit["weighted"], hit["median"], hit["krum"]) == ("lost", "lost", "0.90 / 1.00")
+    assert page.verdict(rows).endswith("weighted 0 of 1, median 0 of 1, krum 1 of 1")
+    (hit,) = [entry for entry in page.entries([*rows, row("krum", 0.8, seed=1)]) if entry["attack"] == "flip"]
+    assert hit["krum"] == "0.85 ± 0.07 / 1.00"
