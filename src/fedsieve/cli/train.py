@@ -15,6 +15,7 @@ from fedsieve.algorithms.base import Method
 from fedsieve.cli.console import show_result
 from fedsieve.cli.options import Flag, Whole, section, typed
 from fedsieve.data.user_files import Own
+from fedsieve.experiments import compare as comparison
 from fedsieve.experiments import runner as folders
 from fedsieve.experiments.config import SECTIONS, Federation, Gating, Run
 from fedsieve.experiments.simulation import Problem
