@@ -12,11 +12,11 @@ from statistics import median
 
 from benchmarks.environments import ROOT
 
-MOST_RUNS = 3
+MAX_RUNS = 3
 """Whole runs take long, and hardly differ."""
 
 
-def cpu_of(command: list[str], folder: str) -> tuple[float, float]:
+def measure_command(command: list[str], folder: str) -> tuple[float, float]:
     """CPU and wall seconds of a command."""
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     before, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
@@ -32,17 +32,17 @@ def round_seconds(folder: str) -> list[float]:
     return [end - start for start, end in zip([0.0, *ends], ends, strict=False)]
 
 
-def measured(repeats: int) -> dict[str, float | None]:
+def measure_cli(repeats: int) -> dict[str, float | None]:
     """The default run, `--help` and `import torch`, interleaved."""
     python = sys.executable
     train, offered, torch, first = [], [], [], []
-    for _ in range(min(repeats, MOST_RUNS)):
+    for _ in range(min(repeats, MAX_RUNS)):
         with tempfile.TemporaryDirectory() as folder:
-            train.append(cpu_of([python, "-m", "fedsieve", "train", "--quiet"], folder)[0])
+            train.append(measure_command([python, "-m", "fedsieve", "train", "--quiet"], folder)[0])
             rounds = round_seconds(folder)
             first.append(rounds[0] / median(rounds[1:]))
-            offered.append(cpu_of([python, "-m", "fedsieve", "--help"], folder)[0])
-            torch.append(cpu_of([python, "-c", "import torch"], folder)[0])
+            offered.append(measure_command([python, "-m", "fedsieve", "--help"], folder)[0])
+            torch.append(measure_command([python, "-c", "import torch"], folder)[0])
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     share = median(a / b for a, b in zip(offered, torch, strict=True))
     print("\nW5  fedsieve train, as it is without options")

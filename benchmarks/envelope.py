@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 from fedsieve.cli import flower
-from fedsieve.deployment.local_cluster import LOOPBACK, Federation
+from fedsieve.deployment.local_cluster import LOOPBACK, LocalCluster
 
-NODES, ROUNDS, IDLE = 3, 3, 30.0
+NUM_NODES, NUM_ROUNDS, IDLE_SECONDS = 3, 3, 30.0
 
 
 class Relay:
@@ -24,9 +24,9 @@ class Relay:
         self.port, self.up, self.down = port, 0, 0
         self.listener = socket.create_server((LOOPBACK, 0))
         self.address = f"{LOOPBACK}:{self.listener.getsockname()[1]}"
-        threading.Thread(target=self.accept, daemon=True).start()
+        threading.Thread(target=self.accept_connections, daemon=True).start()
 
-    def accept(self) -> None:
+    def accept_connections(self) -> None:
         """Two threads for every connection."""
         while True:
             near, _ = self.listener.accept()
@@ -35,14 +35,14 @@ class Relay:
             except OSError:  # the superlink has been stopped
                 near.close()
                 continue
-            threading.Thread(target=self.pump, args=(near, far, "up"), daemon=True).start()
-            threading.Thread(target=self.pump, args=(far, near, "down"), daemon=True).start()
+            threading.Thread(target=self.forward, args=(near, far, "up"), daemon=True).start()
+            threading.Thread(target=self.forward, args=(far, near, "down"), daemon=True).start()
 
-    def pump(self, source: socket.socket, target: socket.socket, way: str) -> None:
+    def forward(self, source: socket.socket, target: socket.socket, direction: str) -> None:
         """Pass on what comes, and count it."""
         try:
             while data := source.recv(65536):
-                setattr(self, way, getattr(self, way) + len(data))
+                setattr(self, direction, getattr(self, direction) + len(data))
                 target.sendall(data)
         except OSError:
             pass
@@ -53,27 +53,29 @@ class Relay:
 
 def main() -> None:
     """Three nodes: idle first, then three rounds of the template's app."""
-    with tempfile.TemporaryDirectory(prefix="fs-") as home, Federation(Path(home) / "flwr", Path(home) / "logs") as federation:
+    with tempfile.TemporaryDirectory(prefix="fs-") as home, LocalCluster(Path(home) / "flwr", Path(home) / "logs") as federation:
         app, place = Path(home) / "app", Path(home) / "run"
         flower.new(app)
-        federation.superlink()
+        federation.start_superlink()
         relay = Relay(federation.port)
-        for client in range(NODES):
-            federation.node(client, NODES, ("--insecure", "--superlink", relay.address))
-        time.sleep(IDLE)
+        for client in range(NUM_NODES):
+            federation.start_node(client, NUM_NODES, ("--insecure", "--superlink", relay.address))
+        time.sleep(IDLE_SECONDS)
         idle, began = (relay.up, relay.down), time.monotonic()
-        time.sleep(IDLE)
-        idle_rate = tuple((now - then) / (time.monotonic() - began) / NODES for now, then in zip((relay.up, relay.down), idle, strict=True))
+        time.sleep(IDLE_SECONDS)
+        idle_rate = tuple(
+            (now - then) / (time.monotonic() - began) / NUM_NODES for now, then in zip((relay.up, relay.down), idle, strict=True)
+        )
         before, began = (relay.up, relay.down), time.monotonic()
-        run = federation.submit(app, {"rounds": ROUNDS, "run-dir": str(place)})
-        federation.follow(run).wait()
+        run = federation.submit(app, {"rounds": NUM_ROUNDS, "run-dir": str(place)})
+        federation.stream_log(run).wait()
         seconds = time.monotonic() - began
         crossed = (relay.up - before[0], relay.down - before[1])
         result = json.loads((place / "result.json").read_text())
     for way, total, rate in zip(("up", "down"), crossed, idle_rate, strict=True):
         print(
-            f"{way}: packets {result[f'bytes_{way}']}, Flower's objects around them {result[f'envelope_{way}']}, crossed in all {total} B "
-            f"({NODES} nodes, {ROUNDS} rounds, {seconds:.0f} s); an idle node {rate:.0f} B/s"
+            f"{way}: packets {result[f'bytes_{way}']}, Flower's objects around them {result[f'flower_overhead_{way}']}, crossed in all {total} B "
+            f"({NUM_NODES} nodes, {NUM_ROUNDS} rounds, {seconds:.0f} s); an idle node {rate:.0f} B/s"
         )
 
 

@@ -15,27 +15,31 @@ from sklearn.preprocessing import StandardScaler
 
 from fedsieve import SparseFederatedClassifier, SparseFederatedRegressor
 
-SETS = {"breast_cancer": load_breast_cancer, "wine": load_wine, "digits": load_digits, "diabetes": load_diabetes}
+DATASETS = {"breast_cancer": load_breast_cancer, "wine": load_wine, "digits": load_digits, "diabetes": load_diabetes}
 DENSITIES = (0.1, 0.3, 0.5)
 SEEDS = range(3)
-HALVINGS = 10
+NUM_BISECTIONS = 10
 
 
-def l1(strength, many):
+def l1_model(strength, num_classes):
     """scikit-learn's l1 model; a larger strength keeps more."""
-    if many is None:
+    if num_classes is None:
         return make_pipeline(StandardScaler(), Lasso(alpha=1 / strength))
-    solver = {"solver": "saga", "max_iter": 100, "tol": 1e-3, "random_state": 0} if many > 2 else {"solver": "liblinear", "max_iter": 1000}
+    solver = (
+        {"solver": "saga", "max_iter": 100, "tol": 1e-3, "random_state": 0}
+        if num_classes > 2
+        else {"solver": "liblinear", "max_iter": 1000}
+    )
     return make_pipeline(StandardScaler(), LogisticRegression(l1_ratio=1, C=strength, **solver))
 
 
-def at_most(kept, x, y, many):
+def densest_l1_model(max_nonzero, x, y, num_classes):
     """The densest l1 model with at most `kept` non-zeros, by bisection of its strength."""
     low, high, found = 1e-3, 1e2, None
-    for _ in range(HALVINGS):
+    for _ in range(NUM_BISECTIONS):
         middle = np.sqrt(low * high)
-        model = l1(middle, many).fit(x, y)
-        if (model[-1].coef_ != 0).sum() <= kept:
+        model = l1_model(middle, num_classes).fit(x, y)
+        if (model[-1].coef_ != 0).sum() <= max_nonzero:
             low, found = middle, model
         else:
             high = middle
@@ -44,7 +48,7 @@ def at_most(kept, x, y, many):
 
 def compare(name, density):
     """Scores of both over the seeds, the weights kept, and what crossed."""
-    x, y = SETS[name](return_X_y=True)
+    x, y = DATASETS[name](return_X_y=True)
     many = None if name == "diabetes" else len(np.unique(y))
     scores, kept, crossed = [], 0, []
     for seed in SEEDS:
@@ -52,7 +56,7 @@ def compare(name, density):
         cls = SparseFederatedRegressor if many is None else SparseFederatedClassifier
         ours = cls(density, random_state=seed).fit(rows, target)
         kept = int((ours.coef_ != 0).sum())
-        scores.append((ours.score(held, truth), at_most(kept, rows, target, many).score(held, truth)))
+        scores.append((ours.score(held, truth), densest_l1_model(kept, rows, target, many).score(held, truth)))
         crossed.append(ours.bytes_up_ + ours.bytes_down_)
     return np.array(scores), kept, np.mean(crossed)
 
@@ -62,7 +66,7 @@ def main():
     warnings.simplefilter("ignore", ConvergenceWarning)
     print(f"| held-out accuracy, R2 for diabetes ({len(SEEDS)} splits) | weights kept | fedsieve | l1, all rows in one place | kB sent |")
     print("|---|---|---|---|---|")
-    for name in SETS:
+    for name in DATASETS:
         for density in DENSITIES:
             scores, kept, crossed = compare(name, density)
             ours, theirs = (f"{mean:.3f} +- {spread:.3f}" for mean, spread in zip(scores.mean(0), scores.std(0, ddof=1), strict=True))

@@ -11,37 +11,37 @@ from torch import Tensor
 
 from fedsieve import wire
 from fedsieve.core.packets import Packet
-from fedsieve.core.types import Clock, Exchanged
-from fedsieve.experiments.config import Engine, Federation, Precision, Run
-from fedsieve.experiments.simulation import Problem
-from fedsieve.runtime.rounds import start, train
+from fedsieve.core.types import Clock, ExchangeResult
+from fedsieve.experiments.config import Engine, FederationConfig, Precision, RunConfig
+from fedsieve.experiments.simulation import Simulation
+from fedsieve.runtime.rounds import initial_server, train
 
-METHODS, SEEDS, ROUNDS = ("sieve", "flops-pa", "fed-iter-ht", "fed-avg"), range(5), 20
+ALGORITHM_NAMES, SEEDS, NUM_ROUNDS = ("sieve", "flops-pa", "fed-iter-ht", "fed-avg"), range(5), 20
 
 
-class Ended(NamedTuple):
+class RunOutcome(NamedTuple):
     """What a run leaves: every reply as bytes, and the model."""
 
     packets: list[bytes]
-    theta: Tensor
+    parameters: Tensor
     r2: float
 
 
-def ended(run: Run) -> Ended:
+def run_and_record(run: RunConfig) -> RunOutcome:
     """A run, and the packets its clients replied with."""
-    problem, packets = Problem(run), []
-    engine = problem.exchange(problem.rows, run.seed)
+    problem, packets = Simulation(run), []
+    engine = problem.make_exchange(problem.client_data, run.seed)
 
-    def exchange(clock: Clock, packet: Packet, clients: Sequence[int]) -> Exchanged:
+    def exchange(clock: Clock, packet: Packet, clients: Sequence[int]) -> ExchangeResult:
         came, support = engine(clock, packet, clients), engine.opened(packet, clock).support
-        packets.extend(wire.encode(reply.packet, engine.address(clock), support).join() for reply in came.replies)
+        packets.extend(wire.encode(reply.packet, engine.address(clock), support).to_bytes() for reply in came.replies)
         return came
 
-    server = start(run.algorithm, run.objective, run.seed, run.dtype)
+    server = initial_server(run.algorithm, run.objective, run.seed, run.dtype)
     for done in train(run.algorithm, server, problem.population, 1.0, exchange, run.rounds, run.seed, dtype=run.dtype):
         server = done.server
-    theta = run.algorithm.theta(server)
-    return Ended(packets, theta, problem.measure(theta)["r2"])
+    theta = run.algorithm.parameters(server)
+    return RunOutcome(packets, theta, problem.evaluate(theta)["r2"])
 
 
 def main() -> None:
@@ -49,22 +49,24 @@ def main() -> None:
     torch.set_num_threads(1)
     print("| method | precision | identical packets | largest difference of a weight | of R2 | same support |")
     print("|---|---|---|---|---|---|")
-    for method in METHODS:
+    for method in ALGORITHM_NAMES:
         for precision in Precision:
             same = total = supports = 0
             apart = worse = 0.0
             for seed in SEEDS:
-                federation = Federation(clients=3, participation=1.0)
+                federation = FederationConfig(clients=3, participation=1.0)
                 runs = (
-                    Run(method=method, seed=seed, rounds=ROUNDS, precision=precision, engine=engine, federation=federation)
+                    RunConfig(
+                        algorithm_name=method, seed=seed, rounds=NUM_ROUNDS, precision=precision, engine=engine, federation=federation
+                    )
                     for engine in (Engine.LOOP, Engine.BATCHED)
                 )
-                alone, stacked = map(ended, runs)
+                alone, stacked = map(run_and_record, runs)
                 same += sum(one == other for one, other in zip(alone.packets, stacked.packets, strict=True))
                 total += len(alone.packets)
-                apart = max(apart, float((alone.theta - stacked.theta).abs().max()))
+                apart = max(apart, float((alone.parameters - stacked.parameters).abs().max()))
                 worse = max(worse, abs(alone.r2 - stacked.r2))
-                supports += torch.equal(alone.theta != 0, stacked.theta != 0)
+                supports += torch.equal(alone.parameters != 0, stacked.parameters != 0)
             print(f"| {method} | {precision} | {same} of {total} | {apart:.0e} | {worse:.0e} | {supports} of {len(SEEDS)} |", flush=True)
 
 

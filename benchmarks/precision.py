@@ -8,23 +8,28 @@ import sys
 import numpy as np
 
 from fedsieve.algorithms import algorithm_class
-from fedsieve.experiments.config import Run
-from fedsieve.experiments.simulation import Problem
-from fedsieve.experiments.tasks import TASKS, settings_of
-from fedsieve.experiments.training import execute
+from fedsieve.experiments.config import RunConfig
+from fedsieve.experiments.simulation import Simulation
+from fedsieve.experiments.tasks import TASKS, default_options
+from fedsieve.experiments.training import run_rounds
 
 SEEDS = range(10, 15)
-METHODS = ("sieve", "flops", "flops-pa", "fed-iter-ht", "fed-round-ht", "fed-avg")
+ALGORITHM_NAMES = ("sieve", "flops", "flops-pa", "fed-iter-ht", "fed-round-ht", "fed-avg")
 
 
-def values(task: str, name: str, bits: int, problems: dict[int, Problem]) -> np.ndarray:
+def final_metrics(task: str, algorithm_name: str, bits: int, simulations: dict[int, Simulation]) -> np.ndarray:
     """The metric of each seed."""
     found = []
-    for seed, problem in problems.items():
-        method = algorithm_class(name)
-        run = Run(task=task, method=name, seed=seed, algorithm=method(**settings_of(TASKS[task], method, None) | {"bits": bits}))
-        for step in execute(run, problem.for_run(run)):
-            last = step.row
+    for seed, problem in simulations.items():
+        method = algorithm_class(algorithm_name)
+        run = RunConfig(
+            task=task,
+            algorithm_name=algorithm_name,
+            seed=seed,
+            algorithm=method(**default_options(TASKS[task], method, None) | {"bits": bits}),
+        )
+        for step in run_rounds(run, problem.with_config(run)):
+            last = step.metrics
         found.append(last[TASKS[task].metric])
     return np.array(found)
 
@@ -36,12 +41,12 @@ def main() -> None:
     print("| task | method | 32 bits |" + "".join(f" {bits} bits - 32 bits (se) |" for bits in rounded))
     print("|---|---|---|" + "---|" * len(rounded))
     for task in tasks:
-        problems = {seed: Problem(Run(task=task, seed=seed)) for seed in SEEDS}
-        for name in METHODS:
-            full = values(task, name, 32, problems)
+        problems = {seed: Simulation(RunConfig(task=task, seed=seed)) for seed in SEEDS}
+        for name in ALGORITHM_NAMES:
+            full = final_metrics(task, name, 32, problems)
             cells = []
             for bits in rounded:
-                difference = values(task, name, bits, problems) - full
+                difference = final_metrics(task, name, bits, problems) - full
                 cells.append(f"{difference.mean():+.4f} ({difference.std(ddof=1) / len(difference) ** 0.5:.4f})")
             print(f"| {task} | {name} | {full.mean():.4f} | {' | '.join(cells)} |", flush=True)
 

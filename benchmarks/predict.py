@@ -4,48 +4,53 @@ import numpy as np
 import torch
 from scipy import sparse
 
-from benchmarks.wire import cpu_seconds
-from fedsieve.models.sparse_model import Card, Model
+from benchmarks.wire import min_cpu_seconds
+from fedsieve.models.sparse_model import ModelMetadata, SparseModel
 from fedsieve.objectives.losses import Loss
 
-FEATURES, OUTPUTS, NUMBERS = 47_236, 34, 76
+NUM_FEATURES, NUM_OUTPUTS, NONZERO_PER_EXAMPLE = 47_236, 34, 76
 """RCV1's; numbers in a row."""
-ROWS, DENSE_ROWS, REPEATS = 5_000, 200, 15
+NUM_EXAMPLES, NUM_DENSE_EXAMPLES, NUM_REPEATS = 5_000, 200, 15
 
 
-def model_of(density: float, rng: np.random.Generator) -> Model:
+def random_model(density: float, rng: np.random.Generator) -> SparseModel:
     """Random weights at random places."""
-    size = FEATURES * OUTPUTS
+    size = NUM_FEATURES * NUM_OUTPUTS
     index = np.sort(rng.choice(size, round(density * size), replace=False)).astype(np.int32)
-    card = Card(task="rcv1", method="sieve", loss=Loss.MULTILABEL, row=(FEATURES,), classes=tuple(map(str, range(OUTPUTS))))
+    card = ModelMetadata(
+        task="rcv1", algorithm="sieve", loss=Loss.MULTILABEL, input_shape=(NUM_FEATURES,), classes=tuple(map(str, range(NUM_OUTPUTS)))
+    )
     value = rng.standard_normal(len(index)).astype(np.float32)
-    return Model(index=index, value=value, tensors={"weights": (OUTPUTS, FEATURES)}, free=0, card=card)
+    return SparseModel(indices=index, values=value, tensor_shapes={"weights": (NUM_OUTPUTS, NUM_FEATURES)}, num_ungated=0, metadata=card)
 
 
-def rows_of(rng: np.random.Generator) -> sparse.csr_matrix:
+def random_examples(rng: np.random.Generator) -> sparse.csr_matrix:
     """Rows like those of a text collection: few numbers each, some features far more often than others (Zipf)."""
-    chance = 1 / np.arange(10, FEATURES + 10)
-    columns = [np.unique(rng.choice(FEATURES, NUMBERS, p=chance / chance.sum())) for _ in range(ROWS)]
+    chance = 1 / np.arange(10, NUM_FEATURES + 10)
+    columns = [np.unique(rng.choice(NUM_FEATURES, NONZERO_PER_EXAMPLE, p=chance / chance.sum())) for _ in range(NUM_EXAMPLES)]
     ends = np.concatenate(([0], np.cumsum([len(part) for part in columns])))
-    return sparse.csr_matrix((rng.random(ends[-1], dtype=np.float32), np.concatenate(columns), ends), (ROWS, FEATURES))
+    return sparse.csr_matrix((rng.random(ends[-1], dtype=np.float32), np.concatenate(columns), ends), (NUM_EXAMPLES, NUM_FEATURES))
 
 
 def main() -> None:
     """Print the table."""
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)
-    x = rows_of(rng)
-    few = torch.from_numpy(x[:DENSE_ROWS].toarray())
+    x = random_examples(rng)
+    few = torch.from_numpy(x[:NUM_DENSE_EXAMPLES].toarray())
     print(f"{'density':>8} {'ours, us a row':>15} {'times slower: dense weights':>28} {'dense rows in torch':>20}")
     for density in (0.001, 0.005, 0.05):
-        model = model_of(density, rng)
+        model = random_model(density, rng)
         dense = np.ascontiguousarray(model.coef.toarray().T)
         weights = torch.from_numpy(dense)
         ways = {"ours": lambda m=model: m.predict(x), "dense": lambda w=dense: x @ w, "torch": lambda w=weights: few @ w}
         assert np.allclose(ways["ours"](), ways["dense"](), atol=1e-3)
         cost = dict.fromkeys(ways, np.inf)
-        for _ in range(REPEATS):  # interleaved: other work on the machine hits all alike
-            cost = {key: min(cost[key], cpu_seconds(way, 1) / (DENSE_ROWS if key == "torch" else ROWS)) for key, way in ways.items()}
+        for _ in range(NUM_REPEATS):  # interleaved: other work on the machine hits all alike
+            cost = {
+                key: min(cost[key], min_cpu_seconds(way, 1) / (NUM_DENSE_EXAMPLES if key == "torch" else NUM_EXAMPLES))
+                for key, way in ways.items()
+            }
         print(f"{density:>8} {1e6 * cost['ours']:>15.2f} {cost['dense'] / cost['ours']:>28.1f} {cost['torch'] / cost['ours']:>20.0f}")
 
 

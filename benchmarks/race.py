@@ -7,10 +7,10 @@ import threading
 from statistics import median
 from typing import NamedTuple
 
-from benchmarks.environments import ROOT, MissingError, interpreter
+from benchmarks.environments import ROOT, UnavailableError, find_interpreter
 from benchmarks.workloads import Workload
 
-READY_SECONDS = 300
+TIMEOUT_SECONDS = 300
 
 
 class Timing(NamedTuple):
@@ -21,15 +21,15 @@ class Timing(NamedTuple):
     peak_mb: float
 
 
-class Racer:
+class ContenderProcess:
     """A contender's process, ready to train."""
 
-    def __init__(self, contender: str, work: Workload, threads: int) -> None:
+    def __init__(self, contender: str, workload: Workload, threads: int) -> None:
         path = os.pathsep.join((str(ROOT), str(ROOT / "src")))
         environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-        self._log = (ROOT / ".bench" / f"{contender}-{work.name}.log").open("w+")
+        self._log = (ROOT / ".bench" / f"{contender}-{workload.name}.log").open("w+")
         self._process = subprocess.Popen(
-            [interpreter(contender), "-W", "ignore", "-m", "benchmarks.serve", contender, work.name],
+            [find_interpreter(contender), "-W", "ignore", "-m", "benchmarks.serve", contender, workload.name],
             cwd=ROOT,
             env=environment,
             stdin=subprocess.PIPE,
@@ -37,16 +37,16 @@ class Racer:
             stderr=self._log,
             text=True,
         )
-        self._answer(READY_SECONDS)
+        self._read_answer(TIMEOUT_SECONDS)
 
-    def run(self, rounds: int) -> dict[str, float]:
+    def run_rounds(self, num_rounds: int) -> dict[str, float]:
         """Train some rounds, and what they cost each."""
-        self._process.stdin.write(f"{rounds}\n")
+        self._process.stdin.write(f"{num_rounds}\n")
         self._process.stdin.flush()
-        return self._answer(READY_SECONDS)
+        return self._read_answer(TIMEOUT_SECONDS)
 
-    def _answer(self, seconds: float) -> dict[str, float]:
-        timer = threading.Timer(seconds, self._process.kill)
+    def _read_answer(self, timeout_seconds: float) -> dict[str, float]:
+        timer = threading.Timer(timeout_seconds, self._process.kill)
         timer.start()
         line = self._process.stdout.readline()
         timer.cancel()
@@ -54,7 +54,7 @@ class Racer:
             self._process.wait()
             self._log.seek(0)
             told = self._log.read().strip().splitlines()
-            raise MissingError(f"stopped: {told[-1] if told else 'no answer'}"[:200])
+            raise UnavailableError(f"stopped: {told[-1] if told else 'no answer'}"[:200])
         return json.loads(line)
 
     def close(self) -> None:
@@ -67,23 +67,23 @@ class Racer:
         self._log.close()
 
 
-def race(work: Workload, contenders: list[str], repeats: int, threads: int) -> tuple[dict[str, Timing], dict[str, str]]:
+def time_interleaved(workload: Workload, contenders: list[str], repeats: int, threads: int) -> tuple[dict[str, Timing], dict[str, str]]:
     """The timings of all that could take part, and why the others could not."""
     (ROOT / ".bench").mkdir(exist_ok=True)
-    racers: dict[str, Racer] = {}
+    racers: dict[str, ContenderProcess] = {}
     answers: dict[str, list[dict[str, float]]] = {}
     missing: dict[str, str] = {}
     for contender in contenders:
         try:
-            racers[contender] = Racer(contender, work, threads)
+            racers[contender] = ContenderProcess(contender, workload, threads)
             answers[contender] = []
-        except MissingError as problem:
+        except UnavailableError as problem:
             missing[contender] = str(problem)
     for _ in range(repeats):
         for contender in list(racers):
             try:
-                answers[contender].append(racers[contender].run(work.rounds))
-            except MissingError as problem:
+                answers[contender].append(racers[contender].run_rounds(workload.timed_rounds))
+            except UnavailableError as problem:
                 missing[contender] = str(problem)
                 del racers[contender], answers[contender]
     for racer in racers.values():
@@ -95,6 +95,6 @@ def race(work: Workload, contenders: list[str], repeats: int, threads: int) -> t
     return timings, missing
 
 
-def times_faster(ours: Timing, theirs: Timing) -> float:
+def speedup(ours: Timing, theirs: Timing) -> float:
     """How often we finish while they finish once: the median over repeats of the ratio of CPU times."""
     return median(there / here for here, there in zip(ours.cpu, theirs.cpu, strict=True))

@@ -13,11 +13,11 @@ from importlib import import_module
 from benchmarks.workloads import WORKLOADS
 
 
-def serve(contender: str, name: str) -> None:
+def serve(contender: str, workload_name: str) -> None:
     """Prepare, train one round to warm up, then time what is asked for; answers are lines of JSON."""
     module, out = import_module(f"benchmarks.contenders.{contender}"), sys.stdout
     sys.stdout = sys.stderr  # what a rival prints is not an answer
-    play = module.prepare(WORKLOADS[name])
+    play = module.prepare(WORKLOADS[workload_name])
     cpu_seconds = getattr(module, "cpu_seconds", time.process_time)
     play()
     print(json.dumps({"ready": True}), file=out, flush=True)
@@ -28,12 +28,12 @@ def serve(contender: str, name: str) -> None:
         cpu, wall = cpu_seconds() - cpu, time.perf_counter() - wall
         if isinstance(given[0], float):  # a floor is computed, not run
             cpu = wall = sum(given)
-        peak = getattr(module, "peak_mb", own_peak_mb)()
+        peak = getattr(module, "peak_mb", process_peak_mb)()
         print(json.dumps({"cpu": cpu / rounds, "wall": wall / rounds, "peak_mb": peak}), file=out, flush=True)
     os._exit(0)  # a simulator's own threads would wait for more rounds
 
 
-def own_peak_mb() -> float:
+def process_peak_mb() -> float:
     """The most memory this process ever held."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 

@@ -16,4 +16,4 @@ torch.set_num_threads(1)
 @pytest.fixture
 def few_test_rows(monkeypatch):
     """Synthetic tasks with a small test set, for tests that train but do not judge."""
-    monkeypatch.setattr("fedsieve.data.synthetic.TEST_ROWS", 200)
+    monkeypatch.setattr("fedsieve.data.synthetic.NUM_TEST_EXAMPLES", 200)

@@ -19,7 +19,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from fedsieve import SparseFederatedClassifier, SparseFederatedRegressor
 from fedsieve.algorithms.sieve import Sieve
-from fedsieve.data.standardization import agreed
+from fedsieve.data.standardization import federated_standardization
 
 BOTH = [SparseFederatedClassifier, SparseFederatedRegressor]
 
@@ -85,7 +85,7 @@ def test_units_of_the_features_do_not_matter():
 def test_agreed_scales_are_those_of_all_rows_together():
     x = np.random.default_rng(0).normal(size=(50, 3)) * [1, 10, 100] + [0, 1e5, 0]
     x[:, 2] = 4.25
-    scales = agreed(x, np.array([20, 0, 29, 1]), centre=True)
+    scales = federated_standardization(x, np.array([20, 0, 29, 1]), center=True)
     np.testing.assert_allclose(scales.mean, x.mean(0), rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(scales.scale, [x[:, 0].std(), x[:, 1].std(), 1.0], rtol=1e-5)
 
@@ -190,15 +190,15 @@ def test_pipelines_searches_and_selectors_work_without_routing():
     x, y = wine()
     scores = cross_val_score(make_pipeline(MinMaxScaler(), SparseFederatedClassifier(0.3, rounds=5, random_state=0)), x, y, cv=3)
     assert scores.mean() > 0.85
-    search = GridSearchCV(SparseFederatedClassifier(rounds=2, random_state=0), {"method": ["sieve", "fed-avg"]}, cv=2).fit(x, y)
-    assert search.best_params_["method"] in ("sieve", "fed-avg")
+    search = GridSearchCV(SparseFederatedClassifier(rounds=2, random_state=0), {"algorithm": ["sieve", "fed-avg"]}, cv=2).fit(x, y)
+    assert search.best_params_["algorithm"] in ("sieve", "fed-avg")
     chosen = SelectFromModel(SparseFederatedClassifier(0.05, rounds=3, random_state=0), threshold=1e-12).fit(x, y)
     assert 1 <= chosen.transform(x).shape[1] <= 2 or chosen.transform(x).shape[1] == int(chosen.estimator_.get_support().sum())
 
 
 def test_a_method_may_bring_its_own_options():
     x, y = load_diabetes(return_X_y=True)
-    model = SparseFederatedRegressor(0.5, method=Sieve(server_rate=1.0, bits=32), rounds=3, random_state=0)
+    model = SparseFederatedRegressor(0.5, algorithm=Sieve(server_learning_rate=1.0, bits=32), rounds=3, random_state=0)
     assert nonzero(clone(model).fit(x, y)) == 5
 
 
@@ -210,8 +210,8 @@ def test_a_method_may_bring_its_own_options():
         ({"participation": 1.5}, "participation is the fraction"),
         ({"rounds": 0}, "rounds must be"),
         ({"n_clients": 2.5}, "n_clients must be"),
-        ({"method": "flop"}, "unknown method 'flop'"),
-        ({"method": 3}, "unknown method 3"),
+        ({"algorithm": "flop"}, "unknown algorithm 'flop'"),
+        ({"algorithm": 3}, "unknown algorithm 3"),
         ({"partition": "random"}, "unknown partition 'random'"),
         ({"partition": "label"}, "needs one class a row"),
     ],

@@ -12,10 +12,10 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import fedsieve
-from fedsieve.algorithms.defaults import CAREFUL, FALLING
+from fedsieve.algorithms.defaults import DENSITY_ANNEALING, NETWORK_DEFAULTS
 from fedsieve.algorithms.sieve import Sieve
 
-SHORT = Sieve(**{**CAREFUL, "steps": 10})
+SHORT = Sieve(**{**NETWORK_DEFAULTS, "local_steps": 10})
 
 
 def rows(clients=3, count=40, seed=0):
@@ -41,7 +41,7 @@ def accuracy(module, clients):
 def test_the_module_handed_back_is_plain_exact_and_better():
     clients, before = rows(), network()
     kept = deepcopy(before.state_dict())
-    model, run = fedsieve.fit(before, functional.cross_entropy, clients, density=0.3, method=SHORT, rounds=10)
+    model, run = fedsieve.fit(before, functional.cross_entropy, clients, density=0.3, algorithm=SHORT, rounds=10)
     assert type(model) is nn.Sequential and model is not before
     assert nonzero(model) == run.nonzero == int(0.3 * 74)
     assert all(torch.equal(kept[name], value) for name, value in before.state_dict().items())
@@ -52,7 +52,7 @@ def test_the_module_handed_back_is_plain_exact_and_better():
 
 def test_it_loads_where_this_package_cannot_be_imported(tmp_path):
     clients = rows()
-    model, _ = fedsieve.fit(network(), nn.CrossEntropyLoss(), clients, density=0.3, method=SHORT, rounds=2)
+    model, _ = fedsieve.fit(network(), nn.CrossEntropyLoss(), clients, density=0.3, algorithm=SHORT, rounds=2)
     torch.save(model, tmp_path / "whole.pt")
     torch.save(model.state_dict(), tmp_path / "state.pt")
     torch.save((clients[0][0], model(clients[0][0])), tmp_path / "answers.pt")
@@ -80,7 +80,7 @@ def test_pairs_datasets_and_loaders_of_the_same_rows_are_the_same_clients():
         [TensorDataset(x, y) for x, y in clients],
         [DataLoader(TensorDataset(x, y), batch_size=7) for x, y in clients],
     ]
-    models = [fedsieve.fit(network(), functional.cross_entropy, form, density=0.3, method=SHORT, rounds=1)[0] for form in forms]
+    models = [fedsieve.fit(network(), functional.cross_entropy, form, density=0.3, algorithm=SHORT, rounds=1)[0] for form in forms]
     for model in models[1:]:
         assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), model.parameters(), strict=True))
 
@@ -92,11 +92,13 @@ def test_a_callback_sees_every_round_and_can_stop():
         seen.append((fit.rounds, nonzero(fit.module), fit.bytes_up))
         return fit.rounds == 3
 
-    model, run = fedsieve.fit(network(), functional.cross_entropy, rows(), density=0.3, method=SHORT, rounds=20, callback=stop_after_three)
+    model, run = fedsieve.fit(
+        network(), functional.cross_entropy, rows(), density=0.3, algorithm=SHORT, rounds=20, callback=stop_after_three
+    )
     assert [number for number, _, _ in seen] == [1, 2, 3] and run.rounds == 3
     assert {count for _, count, _ in seen} == {22} and seen[-1][2] == run.bytes_up and nonzero(model) == 22
     with pytest.raises(TypeError, match="return True to stop"):
-        fedsieve.fit(network(), functional.cross_entropy, rows(), density=0.3, method=SHORT, rounds=2, callback=lambda fit: 0.7)
+        fedsieve.fit(network(), functional.cross_entropy, rows(), density=0.3, algorithm=SHORT, rounds=2, callback=lambda fit: 0.7)
 
 
 def test_pretrained_weights_are_where_it_begins():
@@ -106,7 +108,7 @@ def test_pretrained_weights_are_where_it_begins():
         optimizer.zero_grad()
         sum(functional.cross_entropy(module(x), y) for x, y in clients).backward()
         optimizer.step()
-    short = {"density": 0.6, "method": SHORT, "rounds": 2}
+    short = {"density": 0.6, "algorithm": SHORT, "rounds": 2}
     model, run = fedsieve.fit(module, functional.cross_entropy, clients, **short)
     _, fresh = fedsieve.fit(network(), functional.cross_entropy, clients, **short)
     assert run.history[0]["loss"] < fresh.history[0]["loss"]
@@ -116,20 +118,20 @@ def test_pretrained_weights_are_where_it_begins():
 def test_frozen_parameters_are_neither_trained_nor_sent_nor_counted():
     module = network()
     module[0].requires_grad_(False)
-    model, run = fedsieve.fit(module, functional.cross_entropy, rows(), density=0.5, method=SHORT, rounds=2)
+    model, run = fedsieve.fit(module, functional.cross_entropy, rows(), density=0.5, algorithm=SHORT, rounds=2)
     assert torch.equal(model[0].weight, module[0].weight) and run.nonzero == 9 == nonzero(model[2])
     assert not model[0].weight.requires_grad
 
 
 def test_free_parameters_are_kept_and_not_counted():
-    model, run = fedsieve.fit(network(), functional.cross_entropy, rows(), density=0.25, method=SHORT, rounds=2, free="*.bias")
+    model, run = fedsieve.fit(network(), functional.cross_entropy, rows(), density=0.25, algorithm=SHORT, rounds=2, ungated="*.bias")
     assert run.nonzero == 16 and run.density == 0.25
     assert bool((model[0].bias != 0).all() and (model[2].bias != 0).all())
 
 
 def test_whole_neurons_are_kept_or_dropped():
-    plain = Sieve(**{**CAREFUL, **{name: getattr(Sieve, name) for name in FALLING}, "steps": 5})
-    model, _ = fedsieve.fit(network(), functional.cross_entropy, rows(), density=0.5, method=plain, rounds=2, group="neuron")
+    plain = Sieve(**{**NETWORK_DEFAULTS, **{name: getattr(Sieve, name) for name in DENSITY_ANNEALING}, "local_steps": 5})
+    model, _ = fedsieve.fit(network(), functional.cross_entropy, rows(), density=0.5, algorithm=plain, rounds=2, gate_granularity="neuron")
     counts = (model[0].weight != 0).sum(1)
     assert set(counts.tolist()) <= {0, 6}
 
@@ -146,7 +148,7 @@ def test_tied_weights_stay_tied():
             return self.two(torch.tanh(self.one(x)))
 
     torch.manual_seed(0)
-    model, run = fedsieve.fit(Tied(), functional.cross_entropy, rows(), density=0.5, method=SHORT, rounds=2)
+    model, run = fedsieve.fit(Tied(), functional.cross_entropy, rows(), density=0.5, algorithm=SHORT, rounds=2)
     assert model.one.weight is model.two.weight and run.nonzero == 24
 
 
@@ -154,14 +156,16 @@ def test_a_seed_repeats_bit_for_bit_with_dropout_and_convolutions():
     torch.manual_seed(0)
     module = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Dropout(0.2), nn.Flatten(), nn.Linear(48, 2))
     clients = [(torch.randn(12, 1, 6, 6), torch.arange(12) % 2) for _ in range(2)]
-    pair = [fedsieve.fit(module, functional.cross_entropy, clients, density=0.2, method=SHORT, rounds=2, seed=5)[0] for _ in "ab"]
+    pair = [fedsieve.fit(module, functional.cross_entropy, clients, density=0.2, algorithm=SHORT, rounds=2, seed=5)[0] for _ in "ab"]
     assert all(torch.equal(a, b) for a, b in zip(pair[0].parameters(), pair[1].parameters(), strict=True))
 
 
 def test_regression_in_double_precision_with_a_method_by_name():
     rng = np.random.default_rng(0)
     clients = [(x, x[:, :1] * 2) for x in rng.normal(size=(3, 50, 4))]
-    model, run = fedsieve.fit(nn.Linear(4, 1).double(), functional.mse_loss, clients, density=0.25, method="fed-avg", rounds=5, free="bias")
+    model, run = fedsieve.fit(
+        nn.Linear(4, 1).double(), functional.mse_loss, clients, density=0.25, algorithm="fed-avg", rounds=5, ungated="bias"
+    )
     assert model.weight.dtype == torch.float64 and run.nonzero == 1
     assert model.weight[0, 0].item() == pytest.approx(2, abs=0.3)
 
@@ -179,12 +183,12 @@ def test_regression_in_double_precision_with_a_method_by_name():
         ({"loss": nn.CrossEntropyLoss(reduction="none")}, "one number"),
         ({"density": 0}, "density must be above 0"),
         ({"density": 0.001}, "keeps none"),
-        ({"method": "flop"}, "unknown method 'flop'"),
+        ({"algorithm": "flop"}, "unknown algorithm 'flop'"),
         ({"module": nn.Linear}, "must be a torch.nn.Module"),
-        ({"free": "*.bais"}, "fits no parameter; there are 0.weight"),
+        ({"ungated": "*.bais"}, "fits no parameter; there are 0.weight"),
         ({"rounds": 0}, "rounds must be at least 1"),
         ({"participation": 0}, "participation is the fraction"),
-        ({"group": "layer"}, "unknown group 'layer'"),
+        ({"gate_granularity": "layer"}, "unknown gate_granularity 'layer'"),
         ({"module": nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))}, "running statistics"),
     ],
 )
@@ -196,5 +200,5 @@ def test_what_cannot_work_is_refused_before_the_first_round(wrong, said):
 
 def test_a_client_without_rows_takes_no_part():
     clients = [*rows(2), (torch.zeros(0, 6), torch.zeros(0).long())]
-    _, run = fedsieve.fit(network(), functional.cross_entropy, clients, density=0.3, method=SHORT, rounds=1)
+    _, run = fedsieve.fit(network(), functional.cross_entropy, clients, density=0.3, algorithm=SHORT, rounds=1)
     assert run.history[0]["clients"] == [0, 1]

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 
-def hunt(name: str, seconds: str) -> None:
+def fuzz_target(name: str, seconds: str) -> None:
     """Fuzz one target in this process until the time is over or something escapes."""
     import atheris
 
@@ -21,14 +21,14 @@ def hunt(name: str, seconds: str) -> None:
     for number, seed in enumerate(TARGETS[name].seeds):
         (Path(corpus) / f"seed-{number}").write_bytes(seed)
     options = [f"-max_total_time={seconds}", "-max_len=4096", "-rss_limit_mb=4096", "-print_final_stats=1", f"-artifact_prefix={corpus}/"]
-    atheris.Setup([sys.argv[0], *options, corpus], TARGETS[name].try_out)
+    atheris.Setup([sys.argv[0], *options, corpus], TARGETS[name].accepts)
     atheris.Fuzz()
 
 
 def main(name: str = "all", seconds: str = "60") -> int:
     """One target here, or all of them, each in a process of its own."""
     if name != "all":
-        hunt(name, seconds)
+        fuzz_target(name, seconds)
         return 0
     from fuzz_targets import TARGETS
 

@@ -18,16 +18,16 @@ import numpy as np
 import torch
 
 from fedsieve import wire
-from fedsieve.core.optimizers import no_moments
+from fedsieve.core.optimizers import initial_moments
 from fedsieve.core.packets import sparse_packet
 from fedsieve.data import mnist, prediction_files, rcv1, user_files
 from fedsieve.data.downloads import DataError
-from fedsieve.experiments.config import Run
+from fedsieve.experiments.config import RunConfig
 from fedsieve.storage import checkpoint, run_directory, run_log
 
-ADDRESS = wire.Address(7, 1, 0)
+MESSAGE_ID = wire.MessageId(7, 1, 0)
 SIZE = 40
-HANDLED = Path(tempfile.gettempdir()) / f"fuzz-{os.getpid()}"
+SCRATCH_FILE = Path(tempfile.gettempdir()) / f"fuzz-{os.getpid()}"
 
 
 class Target(NamedTuple):
@@ -35,22 +35,22 @@ class Target(NamedTuple):
 
     seeds: list[bytes]
     feed: Callable[[bytes], object]
-    documented: tuple[type[Exception], ...]
+    expected_errors: tuple[type[Exception], ...]
 
-    def try_out(self, data: bytes) -> bool:
+    def accepts(self, data: bytes) -> bool:
         """Whether it was accepted; anything that is not documented escapes."""
         try:
             self.feed(data)
-        except self.documented:
+        except self.expected_errors:
             return False
         return True
 
 
-def as_file(read: Callable[[Path], object], ending: str = "") -> Callable[[bytes], object]:
+def feed_as_file(read: Callable[[Path], object], suffix: str = "") -> Callable[[bytes], object]:
     """A reader of files, fed with bytes."""
 
     def feed(data: bytes) -> object:
-        path = HANDLED.with_suffix(ending)
+        path = SCRATCH_FILE.with_suffix(suffix)
         path.write_bytes(data)
         try:
             return read(path)
@@ -63,7 +63,7 @@ def as_file(read: Callable[[Path], object], ending: str = "") -> Callable[[bytes
 # Settings: the whole way from a file to a run that could begin, which then does not
 
 
-def settings(path: Path) -> int:
+def parse_config(path: Path) -> int:
     """Exit code 0 or 2 and one line; anything else escapes."""
     from fedsieve.cli import main, train
 
@@ -73,69 +73,73 @@ def settings(path: Path) -> int:
         contextlib.redirect_stderr(io.StringIO()) as said,
     ):
         code = main.main(["train", "--config", str(path)])
-    if code != main.USAGE or said.getvalue().count("\n") != 1:
+    if code != main.EXIT_USAGE or said.getvalue().count("\n") != 1:
         raise AssertionError(f"exit code {code}, and it said {said.getvalue()!r}")
-    raise run_directory.FolderError(said.getvalue())
+    raise run_directory.RunDirectoryError(said.getvalue())
 
 
-def a_packet(reference: torch.Tensor | None = None) -> bytes:
+def encode_packet(reference: torch.Tensor | None = None) -> bytes:
     """A sparse message without its checksum."""
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(SIZE, generator=generator)
     packet = sparse_packet(torch.arange(0, SIZE, 3), {"theta": values}, 8, lambda _, *shape: torch.rand(*shape, generator=generator))
-    return wire.encode(packet, ADDRESS, reference).join()[:-4]
+    return wire.encode(packet, MESSAGE_ID, reference).to_bytes()[:-4]
 
 
-def packet(data: bytes) -> object:
+def decode_packet(data: bytes) -> object:
     """With a checksum that fits: behind it everything must be checked again."""
     reference = torch.arange(0, SIZE, 4)
-    return wire.decode(data + crc32(data).to_bytes(4, "little"), ADDRESS, SIZE, reference)
+    return wire.decode(data + crc32(data).to_bytes(4, "little"), MESSAGE_ID, SIZE, reference)
 
 
-STATE = no_moments(torch.zeros(3))
+STATE = initial_moments(torch.zeros(3))
 
 
-def rows(*, features: int = 4, compressed: bool = False) -> bytes:
+def npz_bytes(*, num_features: int = 4, compressed: bool = False) -> bytes:
     """A small .npz."""
     file = io.BytesIO()
     save = np.savez_compressed if compressed else np.savez
-    save(file, x=np.eye(4, features, dtype=np.float32), y=np.arange(4), site=np.array(["a", "b", "a", "b"]))
+    save(file, x=np.eye(4, num_features, dtype=np.float32), y=np.arange(4), site=np.array(["a", "b", "a", "b"]))
     return file.getvalue()
 
 
-def new_rows(path: Path) -> prediction_files.Fresh:
+def read_prediction_examples(path: Path) -> prediction_files.PredictionData:
     """Rows for a model of three features, as `fedsieve predict` reads them."""
-    return prediction_files.read(path, prediction_files.Wanted(row=(3,), features=None, first=1), "y")
+    return prediction_files.read_examples(path, prediction_files.ModelInput(input_shape=(3,), features=None, first_feature_id=1), "y")
 
 
-IMAGES = np.array([mnist.IMAGES, 1, 28, 28], ">i4").tobytes() + bytes(784)
-LABELS = np.array([mnist.LABELS, 3], ">i4").tobytes() + bytes((1, 2, 3))
+IMAGES = np.array([mnist.IMAGES_MAGIC, 1, 28, 28], ">i4").tobytes() + bytes(784)
+LABELS = np.array([mnist.LABELS_MAGIC, 3], ">i4").tobytes() + bytes((1, 2, 3))
 TOPICS = b"0,3 1:0.5 7:0.25 47236:1\n5 2:1\n"
 TABLE = b"a,site,y\n1,s,2\n-3e2,t,4.5\n"
-ROUNDS = 2 * run_log.record(np.arange(3), np.zeros(20))
+ROUNDS = 2 * run_log.encode_round(np.arange(3), np.zeros(20))
 METRICS = b'{"round": 1, "seconds": 0.5}\n{"round": 2, "seconds": 0.75}\n'
 TARGETS = {
     "config": Target(
-        [run_directory.toml(Run(rounds=2).config).encode(), b'task = "mc"\n[data]\nrows = 5\n'],
-        as_file(settings),
-        (run_directory.FolderError,),
+        [run_directory.to_toml(RunConfig(rounds=2).settings_dict).encode(), b'task = "mc"\n[data]\nnum-examples = 5\n'],
+        feed_as_file(parse_config),
+        (run_directory.RunDirectoryError,),
     ),
-    "packet": Target([a_packet(), a_packet(torch.arange(0, SIZE, 4))], packet, (wire.PacketError,)),
+    "packet": Target([encode_packet(), encode_packet(torch.arange(0, SIZE, 4))], decode_packet, (wire.PacketError,)),
     "checkpoint": Target(
         [checkpoint.encode(3, STATE, {"density": 0.05})],
         lambda data: checkpoint.decode(data).restore(STATE),
-        (checkpoint.CheckpointError, checkpoint.ChangedError),
+        (checkpoint.CheckpointError, checkpoint.SettingsChangedError),
     ),
-    "metrics": Target([METRICS], as_file(lambda path: run_log.read_rows(path, 2)), (run_directory.FolderError,)),
-    "rounds": Target([ROUNDS], as_file(lambda path: run_log.read_rounds(path, 2)), (run_directory.FolderError,)),
-    "idx": Target([IMAGES, LABELS, gzip.compress(LABELS, mtime=0)], as_file(mnist.read_idx), (DataError,)),
-    "topics": Target([TOPICS], as_file(rcv1.read_topics, ".svm"), (DataError,)),
+    "metrics": Target([METRICS], feed_as_file(lambda path: run_log.read_metrics_rows(path, 2)), (run_directory.RunDirectoryError,)),
+    "rounds": Target([ROUNDS], feed_as_file(lambda path: run_log.read_supports(path, 2)), (run_directory.RunDirectoryError,)),
+    "idx": Target([IMAGES, LABELS, gzip.compress(LABELS, mtime=0)], feed_as_file(mnist.read_idx), (DataError,)),
+    "topics": Target([TOPICS], feed_as_file(rcv1.read_topics, ".svm"), (DataError,)),
     "svmlight": Target(
-        [b"1 1:0.5 3:2\n-1 2:1\n", b"0,2 1:1\n1 2:-1e3\n"], as_file(lambda path: user_files.read(path, "y", None), ".svm"), (DataError,)
+        [b"1 1:0.5 3:2\n-1 2:1\n", b"0,2 1:1\n1 2:-1e3\n"],
+        feed_as_file(lambda path: user_files.read_table(path, "y", None), ".svm"),
+        (DataError,),
     ),
-    "predict-csv": Target([b"a,b,c,y\n1,2,3,4\n"], as_file(new_rows, ".csv"), (DataError,)),
-    "predict-svm": Target([b"1 1:0.5 3:2\n"], as_file(new_rows, ".svm"), (DataError,)),
-    "predict-npz": Target([rows(features=3)], as_file(new_rows, ".npz"), (DataError,)),
-    "csv": Target([TABLE], as_file(lambda path: user_files.read(path, "y", "site"), ".csv"), (DataError,)),
-    "npz": Target([rows(), rows(compressed=True)], as_file(lambda path: user_files.read(path, "y", "site"), ".npz"), (DataError,)),
+    "predict-csv": Target([b"a,b,c,y\n1,2,3,4\n"], feed_as_file(read_prediction_examples, ".csv"), (DataError,)),
+    "predict-svm": Target([b"1 1:0.5 3:2\n"], feed_as_file(read_prediction_examples, ".svm"), (DataError,)),
+    "predict-npz": Target([npz_bytes(num_features=3)], feed_as_file(read_prediction_examples, ".npz"), (DataError,)),
+    "csv": Target([TABLE], feed_as_file(lambda path: user_files.read_table(path, "y", "site"), ".csv"), (DataError,)),
+    "npz": Target(
+        [npz_bytes(), npz_bytes(compressed=True)], feed_as_file(lambda path: user_files.read_table(path, "y", "site"), ".npz"), (DataError,)
+    ),
 }

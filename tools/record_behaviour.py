@@ -17,40 +17,40 @@ import torch
 from scipy.sparse import csr_matrix
 from torch import Tensor, nn
 
-from fedsieve.algorithms import METHODS, algorithm_class
+from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.core.optimizers import StepRule
 from fedsieve.data import synthetic
-from fedsieve.data.builtin import Files
+from fedsieve.data.builtin import BuiltinFiles
 from fedsieve.data.synthetic import Synthetic
-from fedsieve.experiments.config import Engine, Federation, Precision, Run
-from fedsieve.experiments.simulation import Problem
-from fedsieve.experiments.training import execute
+from fedsieve.experiments.config import Engine, FederationConfig, Precision, RunConfig
+from fedsieve.experiments.simulation import Simulation
+from fedsieve.experiments.training import run_rounds
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.objectives.module import Module
-from fedsieve.runtime.batched import Batched
-from fedsieve.runtime.client_data import Rows
-from fedsieve.runtime.loop import Loop
-from fedsieve.runtime.rounds import Population, start, train
+from fedsieve.runtime.batched import BatchedEngine
+from fedsieve.runtime.client_data import ClientData
+from fedsieve.runtime.loop import LoopEngine
+from fedsieve.runtime.rounds import Population, initial_server, train
 
 RECORD = Path(__file__).resolve().parents[1] / "tests" / "project" / "behaviour.json"
 ENGINES = ("loop", "batched")
 MODELS = ("lr", "lg", "mc", "digits", "module", "sparse")
-ROUNDS = 5
+NUM_ROUNDS = 5
 
 
 def main() -> None:
     """Write the record."""
-    record = {"cpu": cpu(), "double": {}, "single": {}}
-    for algorithm in METHODS:
+    record = {"cpu": describe_cpu(), "double": {}, "single": {}}
+    for algorithm in ALGORITHMS:
         for model in MODELS:
-            record["double"][f"{algorithm} {model}"] = behaviour(algorithm, model, "batched")
-            assert behaviour(algorithm, model, "loop") == record["double"][f"{algorithm} {model}"], (algorithm, model)
+            record["double"][f"{algorithm} {model}"] = record_run(algorithm, model, "batched")
+            assert record_run(algorithm, model, "loop") == record["double"][f"{algorithm} {model}"], (algorithm, model)
         for model in ("lr", "mc", "sparse"):
-            record["single"][f"{algorithm} {model}"] = behaviour(algorithm, model, "batched", single=True)["sha256"]
+            record["single"][f"{algorithm} {model}"] = record_run(algorithm, model, "batched", single_precision=True)["sha256"]
     RECORD.write_text(json.dumps(record, indent=0, sort_keys=True) + "\n")
 
 
-def cpu() -> str:
+def describe_cpu() -> str:
     """The type of the CPU and the versions of the libraries that decide the last bits."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
@@ -58,11 +58,13 @@ def cpu() -> str:
     return f"{name}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}, numpy {np.__version__}"
 
 
-def behaviour(algorithm: str, model: str, engine: str, *, single: bool = False) -> dict[str, Any]:
+def record_run(algorithm: str, model: str, engine: str, *, single_precision: bool = False) -> dict[str, Any]:
     """The final parameters and the bytes of each round of a short run."""
     torch.set_num_threads(1)
     rounds = list(
-        run_direct(algorithm, model, engine, single) if model in ("module", "sparse") else run_task(algorithm, model, engine, single)
+        run_direct(algorithm, model, engine, single_precision)
+        if model in ("module", "sparse")
+        else run_task(algorithm, model, engine, single_precision)
     )
     parameters = rounds[-1][0]
     kept = parameters.nonzero()[:, 0]
@@ -75,55 +77,55 @@ def behaviour(algorithm: str, model: str, engine: str, *, single: bool = False) 
     }
 
 
-def run_task(name: str, task: str, engine: str, single: bool) -> Iterator[tuple[Tensor, int, int]]:
+def run_task(algorithm_name: str, task: str, engine: str, single_precision: bool) -> Iterator[tuple[Tensor, int, int]]:
     """The rounds of a named task."""
-    synthetic.TEST_ROWS = 200
-    data = Synthetic(rows=300, features=1200 if single else 40, classes=4, true_density=0.1)
-    run = Run(
+    synthetic.NUM_TEST_EXAMPLES = 200
+    data = Synthetic(num_examples=300, num_features=1200 if single_precision else 40, num_classes=4, true_density=0.1)
+    run = RunConfig(
         task=task,
-        method=name,
+        algorithm_name=algorithm_name,
         density=0.1,
-        rounds=ROUNDS,
+        rounds=NUM_ROUNDS,
         seed=11,
         engine=Engine(engine),
-        precision=Precision.SINGLE if single else Precision.DOUBLE,
-        data=Files() if task == "digits" else data,
-        federation=Federation(clients=12, participation=0.5),
-        algorithm=algorithm_class(name)(density=0.1, steps=5, batch=8),
+        precision=Precision.SINGLE if single_precision else Precision.DOUBLE,
+        data=BuiltinFiles() if task == "digits" else data,
+        federation=FederationConfig(clients=12, participation=0.5),
+        algorithm=algorithm_class(algorithm_name)(density=0.1, local_steps=5, batch_size=8),
     )
-    for step in execute(run, Problem(run)):
-        yield step.theta, step.row["bytes_up"], step.row["bytes_down"]
+    for step in run_rounds(run, Simulation(run)):
+        yield step.parameters, step.metrics["bytes_up"], step.metrics["bytes_down"]
 
 
-def run_direct(name: str, model: str, engine: str, single: bool) -> Iterator[tuple[Tensor, int, int]]:
+def run_direct(algorithm_name: str, model: str, engine: str, single_precision: bool) -> Iterator[tuple[Tensor, int, int]]:
     """The rounds of a small network, or of a linear model of sparse examples."""
-    cls, dtype = algorithm_class(name), torch.float32 if single else torch.float64
+    cls, dtype = algorithm_class(algorithm_name), torch.float32 if single_precision else torch.float64
     counts, generator = [30, 12, 40, 5], np.random.default_rng(4)
-    settings: dict[str, Any] = {"density": 0.1, "steps": 5, "batch": 8}
+    settings: dict[str, Any] = {"density": 0.1, "local_steps": 5, "batch_size": 8}
     if model == "module":
         network = nn.Sequential(nn.Linear(8, 10), nn.ReLU(), nn.Linear(10, 3)).to(dtype)
         objective = Module(module=network)
-        settings |= {"step_rule": StepRule.CONSTANT, "rate": 0.1, "clip": 1.0}
+        settings |= {"step_rule": StepRule.CONSTANT, "learning_rate": 0.1, "max_gradient_norm": 1.0}
         x = generator.standard_normal((sum(counts), 8))
         y = torch.from_numpy((x @ generator.standard_normal((8, 3))).argmax(1))
         examples = torch.from_numpy(x).to(dtype)
-        seeded_weights(network)
+        initialize_weights(network)
     else:
-        features = 2000 if single else 120
-        objective = Linear(loss=Loss.MULTILABEL, features=features, outputs=4)
+        features = 2000 if single_precision else 120
+        objective = Linear(loss=Loss.MULTILABEL, num_features=features, num_outputs=4)
         x = generator.standard_normal((sum(counts), features)) * (generator.random((sum(counts), features)) < 0.06)
         y = torch.from_numpy((x @ generator.standard_normal((features, 4)) > 0).astype(np.float64)).to(dtype)
-        examples = csr_matrix(x.astype(np.float32 if single else np.float64))
-    algorithm = cls(**{key: value for key, value in settings.items() if key not in cls.unused})
-    rows = Rows(examples, y, counts, objective, algorithm.batch_rows)
-    kind = Loop if engine == "loop" else Batched
-    exchange = kind(algorithm=algorithm, objective=objective, rows=rows, seed=2, fingerprint=1, dtype=dtype)
-    server = start(algorithm, objective, 2, dtype)
-    for done in train(algorithm, server, Population(4, range(4)), 0.75, exchange, ROUNDS, 2, dtype=dtype):
-        yield algorithm.theta(done.server), done.up.wire, done.down.wire
+        examples = csr_matrix(x.astype(np.float32 if single_precision else np.float64))
+    algorithm = cls(**{key: value for key, value in settings.items() if key not in cls.unsupported_options})
+    rows = ClientData(examples, y, counts, objective, algorithm.examples_per_step)
+    kind = LoopEngine if engine == "loop" else BatchedEngine
+    exchange = kind(algorithm=algorithm, objective=objective, data=rows, seed=2, fingerprint=1, dtype=dtype)
+    server = initial_server(algorithm, objective, 2, dtype)
+    for done in train(algorithm, server, Population(4, range(4)), 0.75, exchange, NUM_ROUNDS, 2, dtype=dtype):
+        yield algorithm.parameters(done.server), done.uplink.total, done.downlink.total
 
 
-def seeded_weights(module: nn.Module) -> None:
+def initialize_weights(module: nn.Module) -> None:
     """The same weights for every run, whatever was drawn before."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():

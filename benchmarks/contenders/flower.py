@@ -12,15 +12,15 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
-from benchmarks.contenders.gated_model import Gated
-from benchmarks.contenders.pace import paced
-from benchmarks.workloads import WORKLOADS, Workload, draw
+from benchmarks.contenders.gated_model import GatedLinear
+from benchmarks.contenders.pace import run_stepwise
+from benchmarks.workloads import WORKLOADS, Workload, draw_examples
 
-ROUNDS = 100_000
-ROWS: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+MAX_ROUNDS = 100_000
+EXAMPLES_CACHE: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
 
 
-def family() -> list[psutil.Process]:
+def process_tree() -> list[psutil.Process]:
     """This process and all it started: Ray's daemons and actors."""
     me = psutil.Process()
     return [me, *me.children(recursive=True)]
@@ -29,7 +29,7 @@ def family() -> list[psutil.Process]:
 def cpu_seconds() -> float:
     """CPU time of all of them."""
     total = 0.0
-    for process in family():
+    for process in process_tree():
         try:
             times = process.cpu_times()
             total += times.user + times.system
@@ -40,60 +40,62 @@ def cpu_seconds() -> float:
 
 def peak_mb() -> float:
     """Memory of all of them now."""
-    return sum(process.memory_info().rss for process in family() if process.is_running()) / 2**20
+    return sum(process.memory_info().rss for process in process_tree() if process.is_running()) / 2**20
 
 
-def rows_of(work: Workload) -> tuple[torch.Tensor, torch.Tensor]:
+def load_examples(workload: Workload) -> tuple[torch.Tensor, torch.Tensor]:
     """The rows, drawn once a process."""
-    if work.name not in ROWS:
-        x, y = draw(work)
-        ROWS[work.name] = torch.from_numpy(x), torch.from_numpy(y)
-    return ROWS[work.name]
+    if workload.name not in EXAMPLES_CACHE:
+        x, y = draw_examples(workload)
+        EXAMPLES_CACHE[workload.name] = torch.from_numpy(x), torch.from_numpy(y)
+    return EXAMPLES_CACHE[workload.name]
 
 
-def client_app(work: Workload) -> ClientApp:
+def build_client_app(workload: Workload) -> ClientApp:
     """A client that takes the local steps."""
     app = ClientApp()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         torch.set_num_threads(1)
-        x, y = rows_of(work)
-        model = Gated(work)
+        x, y = load_examples(workload)
+        model = GatedLinear(workload)
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        optimizer = model.optimizer(work)
+        optimizer = model.build_optimizer(workload)
         k = int(context.node_config["partition-id"])
-        order = (k * work.rows + torch.randperm(work.rows)).repeat(-(-work.batch * work.steps // work.rows))
-        for step in range(work.steps):
-            picked = order[step * work.batch : (step + 1) * work.batch]
+        order = (k * workload.examples_per_client + torch.randperm(workload.examples_per_client)).repeat(
+            -(-workload.batch_size * workload.local_steps // workload.examples_per_client)
+        )
+        for step in range(workload.local_steps):
+            picked = order[step * workload.batch_size : (step + 1) * workload.batch_size]
             optimizer.zero_grad()
             model.loss(x.index_select(0, picked), y.index_select(0, picked)).backward()
             optimizer.step()
-        metrics = MetricRecord({"num-examples": work.rows})
+        metrics = MetricRecord({"num-examples": workload.examples_per_client})
         return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
 
     return app
 
 
-def prepare(work: Workload):
+def prepare(workload: Workload):
     """One round, all clients."""
-    work = WORKLOADS[work.name]
+    workload = WORKLOADS[workload.name]
 
-    def run(tick) -> None:
-        class Paced(FedAvg):
+    def run_training(on_round_end) -> None:
+        class SteppedFedAvg(FedAvg):
             def aggregate_train(self, server_round, replies):
                 aggregated = super().aggregate_train(server_round, replies)
-                tick()
+                on_round_end()
                 return aggregated
 
         server = ServerApp()
 
         @server.main()
         def main(grid: Grid, _: Context) -> None:
-            strategy = Paced(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=work.clients)
-            strategy.start(grid=grid, initial_arrays=ArrayRecord(Gated(work).state_dict()), num_rounds=ROUNDS)
+            strategy = SteppedFedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=workload.num_clients)
+            strategy.start(grid=grid, initial_arrays=ArrayRecord(GatedLinear(workload).state_dict()), num_rounds=MAX_ROUNDS)
 
         backend = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-        run_simulation(server, client_app(work), num_supernodes=work.clients, backend_config=backend)
+        run_simulation(server, build_client_app(workload), num_supernodes=workload.num_clients, backend_config=backend)
 
-    return paced(run)
+    return run_stepwise(run_training)

@@ -9,13 +9,13 @@ from benchmarks.workloads import Workload
 TEMPERATURE, LOW, HIGH = 0.66, -0.1, 1.1
 
 
-class Gated(nn.Module):
+class GatedLinear(nn.Module):
     """theta = weights * gates, gates drawn anew in each step."""
 
-    def __init__(self, work: Workload) -> None:
+    def __init__(self, workload: Workload) -> None:
         super().__init__()
-        self.weights = nn.Parameter(0.01 * torch.randn(work.outputs, work.features))
-        self.log_alpha = nn.Parameter(torch.full((work.outputs, work.features), 2.2))
+        self.weights = nn.Parameter(0.01 * torch.randn(workload.num_outputs, workload.num_features))
+        self.log_alpha = nn.Parameter(torch.full((workload.num_outputs, workload.num_features), 2.2))
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Cross-entropy of a batch."""
@@ -27,7 +27,7 @@ class Gated(nn.Module):
         """None: nothing but training is timed."""
         return {}
 
-    def optimizer(self, work: Workload) -> torch.optim.Optimizer:
+    def build_optimizer(self, workload: Workload) -> torch.optim.Optimizer:
         """Plain SGD with a rate for each kind of parameter."""
-        groups = [{"params": [self.weights], "lr": work.rate}, {"params": [self.log_alpha], "lr": work.gate_rate}]
+        groups = [{"params": [self.weights], "lr": workload.learning_rate}, {"params": [self.log_alpha], "lr": workload.gate_learning_rate}]
         return torch.optim.SGD(groups)

@@ -4,6 +4,6 @@ from benchmarks.contenders import ours
 from benchmarks.workloads import Workload
 
 
-def prepare(work: Workload):
+def prepare(workload: Workload):
     """One round, all clients."""
-    return ours.prepare(work, generic=True)
+    return ours.prepare(workload, as_module=True)

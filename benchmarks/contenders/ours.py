@@ -6,60 +6,69 @@ import torch
 from scipy.sparse import csr_matrix
 from torch import nn
 
-from benchmarks.workloads import Workload, draw
-from fedsieve.algorithms.base import Method
+from benchmarks.workloads import Workload, draw_examples
+from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.algorithms.flops import Flops
 from fedsieve.algorithms.flops_pa import FlopsPA, GateNoise
 from fedsieve.core.optimizers import StepRule
-from fedsieve.core.reply_validation import Screen
+from fedsieve.core.reply_validation import ReplyLimits
 from fedsieve.core.types import Exchange, Objective
 from fedsieve.objectives.lenet import lenet
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.objectives.module import Module
-from fedsieve.runtime.batched import Batched
-from fedsieve.runtime.client_data import Rows
-from fedsieve.runtime.rounds import Population, start, train
+from fedsieve.runtime.batched import BatchedEngine
+from fedsieve.runtime.client_data import ClientData
+from fedsieve.runtime.rounds import Population, initial_server, train
 
-ROUNDS = 100_000
+MAX_ROUNDS = 100_000
 
 
-def algorithm_of(work: Workload) -> Method:
+def build_algorithm(workload: Workload) -> BaseAlgorithm:
     """The method with plain SGD steps, which every contender can take."""
-    shared = {"density": work.density, "batch": work.batch, "steps": work.steps, "gate_rate": work.gate_rate}
-    if work.flops:
+    shared = {
+        "density": workload.density,
+        "batch_size": workload.batch_size,
+        "local_steps": workload.local_steps,
+        "gate_rate": workload.gate_learning_rate,
+    }
+    if workload.exchanges_gradients:
         return Flops(**shared)
-    gates = GateNoise.SAMPLED if work.sampled else GateNoise.DETERMINISTIC
-    return FlopsPA(**shared, rate=work.rate, step_rule=StepRule.CONSTANT, step_gates=gates)
+    gates = GateNoise.SAMPLED if workload.samples_gates else GateNoise.DETERMINISTIC
+    return FlopsPA(**shared, learning_rate=workload.learning_rate, step_rule=StepRule.CONSTANT, local_gate_noise=gates)
 
 
-def objective_of(work: Workload, *, generic: bool) -> Objective:
+def build_objective(workload: Workload, *, as_module: bool) -> Objective:
     """The closed form, or the same model as a module."""
-    if work.loss == "lenet":
-        return Module(module=lenet(), build=lenet)
-    if not generic:
-        return Linear(loss=Loss(work.loss), features=work.features, outputs=work.outputs)
-    loss = {"squared": lambda out, y: nn.functional.mse_loss(out[:, 0], y), "softmax": nn.functional.cross_entropy}[work.loss]
-    return Module(module=nn.Linear(work.features, work.outputs, bias=False), loss=loss)
+    if workload.loss == "lenet":
+        return Module(module=lenet(), factory=lenet)
+    if not as_module:
+        return Linear(loss=Loss(workload.loss), num_features=workload.num_features, num_outputs=workload.num_outputs)
+    loss = {"squared": lambda out, y: nn.functional.mse_loss(out[:, 0], y), "softmax": nn.functional.cross_entropy}[workload.loss]
+    return Module(module=nn.Linear(workload.num_features, workload.num_outputs, bias=False), loss=loss)
 
 
-def rows_of(work: Workload, objective: Objective) -> Rows:
+def build_client_data(workload: Workload, objective: Objective) -> ClientData:
     """Each client's rows."""
-    x, y = draw(work)
-    if work.nonzero:
-        x = csr_matrix(x, shape=(len(y), work.features))
+    x, y = draw_examples(workload)
+    if workload.nonzero_per_example:
+        x = csr_matrix(x, shape=(len(y), workload.num_features))
     else:
         x = torch.from_numpy(x)
-        x = x.view(-1, 1, 28, 28) if work.loss == "lenet" else x
-    return Rows(x, torch.from_numpy(y), [work.rows] * work.clients, objective, work.batch)
+        x = x.view(-1, 1, 28, 28) if workload.loss == "lenet" else x
+    return ClientData(x, torch.from_numpy(y), [workload.examples_per_client] * workload.num_clients, objective, workload.batch_size)
 
 
 def prepare(
-    work: Workload, *, generic: bool = False, wrap: Callable[[Exchange], Exchange] = lambda exchange: exchange
+    workload: Workload, *, as_module: bool = False, wrap_exchange: Callable[[Exchange], Exchange] = lambda exchange: exchange
 ) -> Callable[[], None]:
     """One round, all clients."""
-    algorithm, objective = algorithm_of(work), objective_of(work, generic=generic)
-    exchange = wrap(Batched(algorithm=algorithm, objective=objective, rows=rows_of(work, objective), seed=1, fingerprint=1))
-    server = start(algorithm, objective, 1, torch.float32)
-    everyone = Population(work.clients, range(work.clients))
-    rounds = train(algorithm, server, everyone, 1.0, exchange, ROUNDS, 1, screen=Screen(norm_limit=algorithm.usual_norm_limit))
+    algorithm, objective = build_algorithm(workload), build_objective(workload, as_module=as_module)
+    exchange = wrap_exchange(
+        BatchedEngine(algorithm=algorithm, objective=objective, data=build_client_data(workload, objective), seed=1, fingerprint=1)
+    )
+    server = initial_server(algorithm, objective, 1, torch.float32)
+    everyone = Population(workload.num_clients, range(workload.num_clients))
+    rounds = train(
+        algorithm, server, everyone, 1.0, exchange, MAX_ROUNDS, 1, limits=ReplyLimits(max_norm_ratio=algorithm.default_max_norm_ratio)
+    )
     return lambda: next(rounds)

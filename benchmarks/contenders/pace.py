@@ -6,25 +6,25 @@ import traceback
 from collections.abc import Callable
 
 
-def paced(run: Callable[[Callable[[], None]], None]) -> Callable[[], None]:
+def run_stepwise(run_training: Callable[[Callable[[], None]], None]) -> Callable[[], None]:
     """One round a call of `run(tick)`, which trains in a thread and calls `tick` after each of its rounds."""
     go, done = threading.Semaphore(0), threading.Semaphore(0)
 
-    def tick() -> None:
+    def on_round_end() -> None:
         done.release()
         go.acquire()
 
-    def work() -> None:
+    def run_in_thread() -> None:
         go.acquire()
         try:
-            run(tick)
+            run_training(on_round_end)
         except BaseException:  # the coordinator reads the last line and reports the rival as missing
             traceback.print_exc()
         os._exit(1)
 
-    def play() -> None:
+    def run_round() -> None:
         go.release()
         done.acquire()
 
-    threading.Thread(target=work, daemon=True).start()
-    return play
+    threading.Thread(target=run_in_thread, daemon=True).start()
+    return run_round

@@ -13,54 +13,59 @@ from pfl.hyperparam.base import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
 
-from benchmarks.contenders.gated_model import Gated
-from benchmarks.contenders.pace import paced
-from benchmarks.workloads import Workload, draw
+from benchmarks.contenders.gated_model import GatedLinear
+from benchmarks.contenders.pace import run_stepwise
+from benchmarks.workloads import Workload, draw_examples
 
-ROUNDS = 100_000
+MAX_ROUNDS = 100_000
 
 
-class Tick(TrainingProcessCallback):
+class RoundCallback(TrainingProcessCallback):
     """Stops after every round."""
 
-    def __init__(self, tick) -> None:
-        self.tick = tick
+    def __init__(self, on_round_end) -> None:
+        self.on_round_end = on_round_end
 
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
         """Go on when asked to."""
-        self.tick()
+        self.on_round_end()
         return False, Metrics()
 
 
-def prepare(work: Workload):
+def prepare(workload: Workload):
     """One round, all clients."""
     torch.set_num_threads(1)
-    x, y = (torch.from_numpy(part) for part in draw(work))
-    model = Gated(work)
+    x, y = (torch.from_numpy(part) for part in draw_examples(workload))
+    model = GatedLinear(workload)
     turn = {"next": 0}
 
-    def user() -> int:
-        turn["next"] = (turn["next"] + 1) % work.clients
+    def next_client() -> int:
+        turn["next"] = (turn["next"] + 1) % workload.num_clients
         return turn["next"]
 
-    def rows(k: int) -> Dataset:
-        part = k * work.rows + torch.randperm(work.rows)
+    def client_dataset(k: int) -> Dataset:
+        part = k * workload.examples_per_client + torch.randperm(workload.examples_per_client)
         return Dataset((x.index_select(0, part), y.index_select(0, part)))
 
-    def run(tick) -> None:
+    def run_training(on_round_end) -> None:
         asyncio.set_event_loop(asyncio.new_event_loop())  # a thread has none
-        data = FederatedDataset(rows, user)
+        data = FederatedDataset(client_dataset, next_client)
         FederatedAveraging().run(
             NNAlgorithmParams(
-                central_num_iterations=ROUNDS, evaluation_frequency=ROUNDS, train_cohort_size=work.clients, val_cohort_size=None
+                central_num_iterations=MAX_ROUNDS,
+                evaluation_frequency=MAX_ROUNDS,
+                train_cohort_size=workload.num_clients,
+                val_cohort_size=None,
             ),
             SimulatedBackend(data, data),
-            PyTorchModel(model, lambda *_, **__: model.optimizer(work), torch.optim.SGD(model.parameters(), lr=1.0)),
+            PyTorchModel(model, lambda *_, **__: model.build_optimizer(workload), torch.optim.SGD(model.parameters(), lr=1.0)),
             NNTrainHyperParams(
-                local_num_epochs=work.steps * work.batch // work.rows, local_learning_rate=work.rate, local_batch_size=work.batch
+                local_num_epochs=workload.local_steps * workload.batch_size // workload.examples_per_client,
+                local_learning_rate=workload.learning_rate,
+                local_batch_size=workload.batch_size,
             ),
             NNEvalHyperParams(local_batch_size=None),
-            [Tick(tick)],
+            [RoundCallback(on_round_end)],
         )
 
-    return paced(run)
+    return run_stepwise(run_training)

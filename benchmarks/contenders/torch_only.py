@@ -9,8 +9,8 @@ from fedsieve.core import random
 from fedsieve.objectives import fast_conv
 
 
-def prepare(work: Workload) -> Callable[[], None]:
+def prepare(workload: Workload) -> Callable[[], None]:
     """One round, all clients."""
     for module in (kernels, random, fast_conv):
-        module.passes = lambda: None
-    return ours.prepare(work)
+        module.available = lambda: None
+    return ours.prepare(workload)

@@ -8,7 +8,7 @@ from benchmarks.contenders import ours
 from benchmarks.workloads import Workload
 
 
-def prepare(work: Workload) -> Callable[[], None]:
+def prepare(workload: Workload) -> Callable[[], None]:
     """One round, all clients."""
     torch.set_num_threads(2)
-    return ours.prepare(work)
+    return ours.prepare(workload)

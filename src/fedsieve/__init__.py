@@ -6,10 +6,10 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Run": "fedsieve.experiments.config",
-    "Federation": "fedsieve.experiments.config",
-    "Problem": "fedsieve.experiments.simulation",
-    "execute": "fedsieve.experiments.training",
+    "RunConfig": "fedsieve.experiments.config",
+    "FederationConfig": "fedsieve.experiments.config",
+    "Simulation": "fedsieve.experiments.simulation",
+    "run_rounds": "fedsieve.experiments.training",
     "Synthetic": "fedsieve.data.synthetic",
     "Linear": "fedsieve.objectives.linear",
     "Loss": "fedsieve.objectives.losses",
@@ -19,7 +19,7 @@ _HOMES = {
     "Batch": "fedsieve.core.types",
     "Population": "fedsieve.runtime.rounds",
     "algorithm_class": "fedsieve.algorithms",
-    "METHODS": "fedsieve.algorithms",
+    "ALGORITHMS": "fedsieve.algorithms",
     "PacketError": "fedsieve.wire",
     "fit": "fedsieve.fitting",
     "SparseFederatedClassifier": "fedsieve.estimators",

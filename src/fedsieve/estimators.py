@@ -15,27 +15,27 @@ from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
-from fedsieve.algorithms import METHODS, algorithm_class
-from fedsieve.algorithms.base import Method
-from fedsieve.core.random import key, stream
-from fedsieve.core.selection import exact_floor
+from fedsieve.algorithms import ALGORITHMS, algorithm_class
+from fedsieve.algorithms.base import BaseAlgorithm
+from fedsieve.core.random import derive_key, generator
+from fedsieve.core.selection import floor_of_decimal
 from fedsieve.data import standardization
-from fedsieve.data.federated_dataset import Matrix, Spread, split
+from fedsieve.data.federated_dataset import Matrix, PartitionSpec, partition_indices
 from fedsieve.data.partition import Partition
-from fedsieve.experiments.tasks import MEASURES, own_settings
-from fedsieve.experiments.training import refuse_divergence, traffic
-from fedsieve.formatting import Counted, number
+from fedsieve.experiments.tasks import METRICS_BY_LOSS, user_data_defaults
+from fedsieve.experiments.training import raise_if_diverged, traffic_columns
+from fedsieve.formatting import ProgressBar, format_number
 from fedsieve.objectives.linear import Linear, Loss
-from fedsieve.runtime.simulate import one_thread, simulate
+from fedsieve.runtime.simulate import simulate, single_threaded
 
-USUAL_CLIENTS = 10
-MEASURED_ROWS = 10_000
+DEFAULT_NUM_CLIENTS = 10
+MAX_EVALUATED_EXAMPLES = 10_000
 """Training rows each round is measured on, at most."""
-ALPHA = 0.5
+DIRICHLET_ALPHA = 0.5
 """Dirichlet parameter of the skewed partitions."""
 PARAMETERS = """density : float, default 0.5
     fraction of the weights that may be non-zero
-method : str or Method, default "sieve"
+algorithm : str or BaseAlgorithm, default "sieve"
     who learns, by name or with options of your own, such as `Sieve(reach=8)`
 n_clients : int, default 10
     clients to spread the rows over, where `fit` gets no groups; at most one a row
@@ -73,7 +73,7 @@ class SparseFederated(BaseEstimator):
         self,
         density: float = 0.5,
         *,
-        method: str | Method = "sieve",
+        algorithm: str | BaseAlgorithm = "sieve",
         n_clients: int | None = None,
         partition: str | None = None,
         participation: float = 1.0,
@@ -85,7 +85,7 @@ class SparseFederated(BaseEstimator):
         verbose: int = 0,
     ) -> None:
         self.density = density
-        self.method = method
+        self.algorithm = algorithm
         self.n_clients = n_clients
         self.partition = partition
         self.participation = participation
@@ -99,7 +99,7 @@ class SparseFederated(BaseEstimator):
     def get_support(self, indices: bool = False) -> np.ndarray:
         """Which features the model reads: a mask, or their numbers."""
         check_is_fitted(self)
-        mask = np.asarray((self._matrix() != 0).any(axis=0)).reshape(-1)
+        mask = np.asarray((self._dense_coef() != 0).any(axis=0)).reshape(-1)
         return np.flatnonzero(mask) if indices else mask
 
     def sparsify(self) -> Self:
@@ -115,11 +115,11 @@ class SparseFederated(BaseEstimator):
 
     # Prediction
 
-    def _matrix(self) -> np.ndarray:
+    def _dense_coef(self) -> np.ndarray:
         """`coef_`, dense, (outputs, features)."""
         return np.atleast_2d(self.coef_.toarray() if issparse(self.coef_) else self.coef_)
 
-    def _outputs(self, X: Any) -> np.ndarray:  # noqa: N803
+    def _linear_outputs(self, X: Any) -> np.ndarray:  # noqa: N803
         """What the linear model says, (rows, outputs)."""
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", reset=False)  # noqa: N806
@@ -128,23 +128,25 @@ class SparseFederated(BaseEstimator):
 
     # Training
 
-    def _train(self, x: Matrix, y: np.ndarray, loss: Loss, outputs: int, groups: Any) -> None:
+    def _train(self, x: Matrix, y: np.ndarray, loss: Loss, num_outputs: int, groups: Any) -> None:
         """Spread the rows, agree on units, run the rounds, give the model back in the user's units."""
-        self._check()
+        self._check_parameters()
         resumed = self.warm_start and hasattr(self, "coef_")
         before = self.n_iter_ if resumed else 0
-        seed = key(int(check_random_state(self.random_state).randint(2**31 - 1)), "rounds", before) >> 1
-        objective = Linear(loss=loss, features=x.shape[1], outputs=outputs, intercept=self.fit_intercept)
-        algorithm = self._algorithm(objective, sparse=issparse(x))
-        order, counts = self._clients(x, y if loss in (Loss.LOGISTIC, Loss.SOFTMAX) else None, groups, seed)
+        seed = derive_key(int(check_random_state(self.random_state).randint(2**31 - 1)), "rounds", before) >> 1
+        objective = Linear(loss=loss, num_features=x.shape[1], num_outputs=num_outputs, intercept=self.fit_intercept)
+        algorithm = self._build_algorithm(objective, is_sparse=issparse(x))
+        order, counts = self._assign_clients(x, y if loss in (Loss.LOGISTIC, Loss.SOFTMAX) else None, groups, seed)
         x, y = x[order], y[order]
         squared = loss is Loss.SQUARED
-        units = standardization.units(x, y, counts, features=self.standardize, target=squared, centre=self.fit_intercept)
+        units = standardization.fit_standardizer(
+            x, y, counts, scale_features=self.standardize, scale_target=squared, center=self.fit_intercept
+        )
         rows, targets = units.apply(x, y)
         rows, targets = rows if issparse(rows) else torch.from_numpy(rows), torch.from_numpy(targets)
-        sample = torch.from_numpy(stream(seed, "measured").permutation(len(y))[:MEASURED_ROWS])
+        sample = torch.from_numpy(generator(seed, "measured").permutation(len(y))[:MAX_EVALUATED_EXAMPLES])
         seen = rows[sample.numpy()] if issparse(rows) else rows[sample]
-        measure, metric = MEASURES[loss]
+        measure, metric = METRICS_BY_LOSS[loss]
         rounds = simulate(
             algorithm,
             objective,
@@ -154,24 +156,24 @@ class SparseFederated(BaseEstimator):
             participation=self.participation,
             rounds=self.rounds,
             seed=seed,
-            given=units.inward(self._matrix(), self.intercept_ if self.fit_intercept else None) if resumed else None,
+            weights=units.to_standardized(self._dense_coef(), self.intercept_ if self.fit_intercept else None) if resumed else None,
         )
         history = self.history_ if resumed else []
-        with one_thread(), Counted(self.rounds, type(self).__name__, "round", quiet=not self.verbose) as bar:
+        with single_threaded(), ProgressBar(self.rounds, type(self).__name__, "round", quiet=not self.verbose) as bar:
             for done in rounds:
-                theta = algorithm.theta(done.server)
-                refuse_divergence(algorithm, done, algorithm.full_theta(done.server))
-                row = {"round": before + done.number + 1, **measure(objective.predict(theta, seen), targets[sample])}
-                row |= {name: float(value) for name, value in algorithm.info(done.server).items()}
-                history = [*history, row | traffic(done.up, done.down) | {"clients": done.cohort}]
-                bar.advance(f"{metric} {number(row[metric])}")
-        self.coef_, self.intercept_ = units.outward(*objective.parts(theta))
+                theta = algorithm.parameters(done.server)
+                raise_if_diverged(algorithm, done, algorithm.unprojected_parameters(done.server))
+                row = {"round": before + done.round + 1, **measure(objective.predict(theta, seen), targets[sample])}
+                row |= {name: float(value) for name, value in algorithm.diagnostics(done.server).items()}
+                history = [*history, row | traffic_columns(done.uplink, done.downlink) | {"clients": done.cohort}]
+                bar.advance(f"{metric} {format_number(row[metric])}")
+        self.coef_, self.intercept_ = units.to_original(*objective.unflatten(theta))
         self.history_, self.n_iter_ = history, before + self.rounds
-        agreeing = units.bytes_each_way * int((counts > 0).sum()) + (self.bytes_agreeing_ if resumed else 0)
-        self.bytes_agreeing_ = agreeing
+        agreeing = units.bytes_each_way * int((counts > 0).sum()) + (self.standardization_bytes_ if resumed else 0)
+        self.standardization_bytes_ = agreeing
         self.bytes_up_, self.bytes_down_ = (agreeing + sum(row[f"bytes_{way}"] for row in history) for way in ("up", "down"))
 
-    def _check(self) -> None:
+    def _check_parameters(self) -> None:
         """Refuse what no federation could do, with scikit-learn's names."""
         if not (isinstance(self.density, Real) and 0 < self.density <= 1):
             raise ValueError(f"density is the fraction of weights kept, above 0 and at most 1; got {self.density!r}")
@@ -180,28 +182,28 @@ class SparseFederated(BaseEstimator):
         for name, value in (("rounds", self.rounds), ("n_clients", 1 if self.n_clients is None else self.n_clients)):
             if not (isinstance(value, Integral) and value >= 1):
                 raise ValueError(f"{name} must be a whole number, at least 1; got {value!r}")
-        if not isinstance(self.method, Method) and self.method not in METHODS:
-            raise ValueError(f"unknown method {self.method!r}; there are {', '.join(METHODS)}")
+        if not isinstance(self.algorithm, BaseAlgorithm) and self.algorithm not in ALGORITHMS:
+            raise ValueError(f"unknown algorithm {self.algorithm!r}; there are {', '.join(ALGORITHMS)}")
         if self.partition is not None and self.partition not in list(Partition):
             raise ValueError(f"unknown partition {self.partition!r}; there are {', '.join(Partition)}")
 
-    def _algorithm(self, objective: Linear, *, sparse: bool) -> Method:
+    def _build_algorithm(self, objective: Linear, *, is_sparse: bool) -> BaseAlgorithm:
         """The method, keeping max(1, floor(density p)) weights; by name, with the settings that suit rows of a user's own."""
-        weights = objective.layout.gated
-        density = self.density if exact_floor(self.density, weights) else min(1.5 / weights, 1.0)
-        if isinstance(self.method, Method):
-            return replace(self.method, density=density)
-        cls = algorithm_class(self.method)
-        return cls(density=density, **own_settings(cls, objective, sparse=sparse))
+        weights = objective.layout.num_gated
+        density = self.density if floor_of_decimal(self.density, weights) else min(1.5 / weights, 1.0)
+        if isinstance(self.algorithm, BaseAlgorithm):
+            return replace(self.algorithm, density=density)
+        cls = algorithm_class(self.algorithm)
+        return cls(density=density, **user_data_defaults(cls, objective, sparse=is_sparse))
 
-    def _clients(self, x: Matrix, labels: np.ndarray | None, groups: Any, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    def _assign_clients(self, x: Matrix, labels: np.ndarray | None, groups: Any, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """The rows in the order of the clients who hold them, and how many each holds."""
         if groups is None:
             partition = Partition(self.partition or Partition.IID)
             if partition is Partition.LABEL and labels is None:
                 raise ValueError("partition 'label' needs one class a row, and this target has none; use 'quantity', 'iid' or 'clusters'")
-            clients = min(self.n_clients or USUAL_CLIENTS, x.shape[0])
-            parts = split(x, labels, Spread(clients, partition, ALPHA), stream(seed, "partition"))
+            clients = min(self.n_clients or DEFAULT_NUM_CLIENTS, x.shape[0])
+            parts = partition_indices(x, labels, PartitionSpec(clients, partition, DIRICHLET_ALPHA), generator(seed, "partition"))
             return np.concatenate(parts), np.array([len(part) for part in parts])
         for name in ("n_clients", "partition"):
             if getattr(self, name) is not None:
@@ -240,7 +242,7 @@ class SparseFederatedClassifier(ClassifierMixin, SparseFederated):
 
     def fit(self, X: Any, y: Any, groups: Any = None, **others: Any) -> Self:  # noqa: N803
         """Train on rows X and their classes or 0/1 labels y; `groups` says whose each row is."""
-        refuse(others)
+        reject_fit_arguments(others)
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], multi_output=True)  # noqa: N806
         check_classification_targets(y)
         kind = type_of_target(y)
@@ -263,7 +265,7 @@ class SparseFederatedClassifier(ClassifierMixin, SparseFederated):
 
     def decision_function(self, X: Any) -> np.ndarray:  # noqa: N803
         """Logits: (rows,) for two classes, else (rows, classes) or (rows, labels)."""
-        logits = self._outputs(X)
+        logits = self._linear_outputs(X)
         return logits[:, 0] if self._loss is Loss.LOGISTIC else logits
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
@@ -308,7 +310,7 @@ class SparseFederatedRegressor(RegressorMixin, SparseFederated):
 
     def fit(self, X: Any, y: Any, groups: Any = None, **others: Any) -> Self:  # noqa: N803
         """Train on rows X and their numbers y; `groups` says whose each row is."""
-        refuse(others)
+        reject_fit_arguments(others)
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], y_numeric=True)  # noqa: N806
         self._train(X, y.astype(np.float64), Loss.SQUARED, 1, groups)
         self.coef_, self.intercept_ = self.coef_[0], float(self.intercept_[0])
@@ -316,15 +318,15 @@ class SparseFederatedRegressor(RegressorMixin, SparseFederated):
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
         """The expected target of each row."""
-        return self._outputs(X)[:, 0]
+        return self._linear_outputs(X)[:, 0]
 
 
-def refuse(others: dict[str, Any]) -> None:
+def reject_fit_arguments(arguments: dict[str, Any]) -> None:
     """Say why a row has no weight of its own."""
-    if "sample_weight" in others:
+    if "sample_weight" in arguments:
         raise TypeError(
             "fit takes no sample_weight: clients deal whole rows into batches, and a row has no weight of its own; "
             "repeat the rows that should count more"
         )
-    if others:
-        raise TypeError(f"fit takes X, y and groups; got {', '.join(others)} as well")
+    if arguments:
+        raise TypeError(f"fit takes X, y and groups; got {', '.join(arguments)} as well")

@@ -4,15 +4,17 @@ from importlib import import_module
 from types import ModuleType
 
 
-class MissingError(ValueError):
+class MissingPackageError(ValueError):
     """A package that is not installed; the message has the command that installs it."""
 
 
-def need(module: str, install: str, what: str) -> ModuleType:
+def require_package(module: str, requirement: str, needed_by: str) -> ModuleType:
     """The module, or one line that says how to get it."""
     try:
         return import_module(module)
     except ModuleNotFoundError as problem:
         if problem.name is None or problem.name.split(".")[0] != module.split(".")[0]:
             raise
-        raise MissingError(f"{what} needs the package {problem.name}, which is not installed; pip install {install}") from None
+        raise MissingPackageError(
+            f"{needed_by} needs the package {problem.name}, which is not installed; pip install {requirement}"
+        ) from None

@@ -5,37 +5,47 @@ import torch
 from fedsieve.algorithms import algorithm_class
 from fedsieve.core.optimizers import StepRule
 from fedsieve.core.packets import sparse_packet
-from fedsieve.core.random import drawer, server_drawer
+from fedsieve.core.random import client_sampler, server_sampler
 from fedsieve.core.types import Batch, Clock, Layout, Reply
 from fedsieve.objectives.linear import Linear, Loss
 
 F, M, STEPS, RATE = 20, 4, 3, 0.05
-OBJECTIVE = Linear(loss=Loss.SQUARED, features=F)
+OBJECTIVE = Linear(loss=Loss.SQUARED, num_features=F)
 G = torch.Generator().manual_seed(2)
 X = torch.randn(30, F, generator=G, dtype=torch.float64)
 Y = X @ torch.randn(F, generator=G, dtype=torch.float64)
-COMMON = {"density": 0.2, "steps": STEPS, "rate": RATE, "final_rate": 1.0, "step_rule": StepRule.CONSTANT, "bits": 32, "batch": "all"}
+COMMON = {
+    "density": 0.2,
+    "local_steps": STEPS,
+    "learning_rate": RATE,
+    "final_learning_rate_fraction": 1.0,
+    "step_rule": StepRule.CONSTANT,
+    "bits": 32,
+    "batch_size": "all",
+}
 
 
 def play(name, rounds=3, **fields):
     """Rounds with one client that owns all rows."""
     method = algorithm_class(name)(**(COMMON | fields))
-    noise = server_drawer(0, 0, 0, torch.float64)
-    server = method.init(OBJECTIVE.layout, OBJECTIVE.initial(noise), noise)
+    noise = server_sampler(0, 0, 0, torch.float64)
+    server = method.init(OBJECTIVE.layout, OBJECTIVE.initial_weights(noise), noise)
     for t in range(rounds):
         clock = Clock(t, rounds)
         packet = method.broadcast(server, clock, noise)
         start = method.client_init(packet, OBJECTIVE.layout, clock, torch.float64)
         client = type(start)(*(part[None] if isinstance(part, torch.Tensor) else part for part in start))
         for step in range(STEPS):
-            client = method.client_step(OBJECTIVE, client, Batch(X[None], Y[None]), clock, drawer(0, t, 0, step, [0], torch.float64))
-        reply = method.client_reply(client, clock, drawer(0, t, 0, STEPS, [0], torch.float64)).at(0)
+            client = method.client_step(
+                OBJECTIVE, client, Batch(X[None], Y[None]), clock, client_sampler(0, t, 0, step, [0], torch.float64)
+            )
+        reply = method.client_reply(client, clock, client_sampler(0, t, 0, STEPS, [0], torch.float64)).at(0)
         server = method.aggregate(server, packet, [Reply(0, reply, 30)], clock, noise)
     return method, server
 
 
 def start():
-    return OBJECTIVE.initial(server_drawer(0, 0, 0, torch.float64)).float().double()
+    return OBJECTIVE.initial_weights(server_sampler(0, 0, 0, torch.float64)).float().double()
 
 
 def gradient(theta):
@@ -58,7 +68,7 @@ def test_fed_avg_with_one_client_is_gradient_descent_cut_at_the_end():
             theta = theta - RATE * gradient(theta)
         theta = rounded(theta)
     torch.testing.assert_close(server.theta, theta)
-    torch.testing.assert_close(method.theta(server), hard(theta))
+    torch.testing.assert_close(method.parameters(server), hard(theta))
 
 
 def test_fed_iter_ht_with_one_client_is_iterative_hard_thresholding():
@@ -68,7 +78,7 @@ def test_fed_iter_ht_with_one_client_is_iterative_hard_thresholding():
         for _ in range(STEPS):
             theta = hard(theta - RATE * gradient(theta))
         theta = rounded(theta)
-    torch.testing.assert_close(method.theta(server), theta)
+    torch.testing.assert_close(method.parameters(server), theta)
 
 
 def test_fed_ht_thresholds_at_the_server_only():
@@ -80,7 +90,7 @@ def test_fed_ht_thresholds_at_the_server_only():
             theta = theta - RATE * gradient(theta)
         theta = rounded(theta)
     torch.testing.assert_close(server.theta, theta)
-    torch.testing.assert_close(method.theta(server), hard(theta))
+    torch.testing.assert_close(method.parameters(server), hard(theta))
 
 
 def test_fed_round_ht_thresholds_once_a_round_and_remembers_what_it_left_out():
@@ -102,8 +112,10 @@ def test_gradual_pruning_trains_only_under_the_mask():
 
 def test_a_random_mask_does_not_look_at_the_data():
     method, server = play("random-mask")
-    fresh = method.init(OBJECTIVE.layout, OBJECTIVE.initial(server_drawer(0, 0, 0, torch.float64)), server_drawer(0, 0, 0, torch.float64))
-    assert torch.equal(method.theta(server) != 0, fresh.theta != 0)
+    fresh = method.init(
+        OBJECTIVE.layout, OBJECTIVE.initial_weights(server_sampler(0, 0, 0, torch.float64)), server_sampler(0, 0, 0, torch.float64)
+    )
+    assert torch.equal(method.parameters(server) != 0, fresh.theta != 0)
 
 
 def test_l1_shrinks_by_a_fraction_of_the_largest_weight_outside_the_top():
@@ -115,18 +127,18 @@ def test_l1_shrinks_by_a_fraction_of_the_largest_weight_outside_the_top():
 
 def test_memory_feeds_back_what_rounding_and_selection_dropped():
     """If clients answer with what they were sent and all is remembered, nothing is lost, however coarse the message."""
-    method = algorithm_class("fed-round-ht")(**(COMMON | {"memory": 1.0, "bits": 4}))
-    noise = server_drawer(0, 0, 0, torch.float64)
-    server = method.init(OBJECTIVE.layout, OBJECTIVE.initial(noise), noise)
+    method = algorithm_class("fed-round-ht")(**(COMMON | {"residual_decay": 1.0, "bits": 4}))
+    noise = server_sampler(0, 0, 0, torch.float64)
+    server = method.init(OBJECTIVE.layout, OBJECTIVE.initial_weights(noise), noise)
     packet = method.broadcast(server, Clock(0, 3), noise)
-    assert not torch.equal(packet.dense("theta", torch.float64), hard(server.theta))
+    assert not torch.equal(packet.field_dense("theta", torch.float64), hard(server.theta))
     after = method.aggregate(server, packet, [Reply(0, packet, 1)], Clock(0, 3), noise)
     torch.testing.assert_close(after.theta, server.theta)
 
 
 def test_what_a_client_of_fed_iter_ht_dropped_is_a_zero_and_elsewhere_silence_is_no_change():
-    noise = server_drawer(0, 0, 0, torch.float32)
+    noise = server_sampler(0, 0, 0, torch.float32)
     packet = sparse_packet(torch.tensor([0, 2]), {"theta": torch.tensor([5.0, 0, 3.0, 0])}, 32, noise)
     reply = Reply(0, sparse_packet(torch.tensor([1, 2]), {"theta": torch.tensor([0, 1.0, 3.0, 0])}, 32, noise), 1)
-    assert algorithm_class("fed-iter-ht")().moved(packet, [reply], torch.float32)["theta"].tolist() == [[-5.0, 1.0, 0.0, 0.0]]
-    assert algorithm_class("fed-round-ht")().moved(packet, [reply], torch.float32)["theta"].tolist() == [[0.0, 1.0, 0.0, 0.0]]
+    assert algorithm_class("fed-iter-ht")().client_deltas(packet, [reply], torch.float32)["theta"].tolist() == [[-5.0, 1.0, 0.0, 0.0]]
+    assert algorithm_class("fed-round-ht")().client_deltas(packet, [reply], torch.float32)["theta"].tolist() == [[0.0, 1.0, 0.0, 0.0]]

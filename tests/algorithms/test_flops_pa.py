@@ -5,23 +5,29 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedsieve.algorithms.flops_pa import Client, FlopsPA, GateNoise, Inverse, Message
+from fedsieve.algorithms.flops_pa import Client, FlopsPA, GateEncoding, GateInverse, GateNoise
 from fedsieve.core import gates
-from fedsieve.core.aggregation import Weighting
-from fedsieve.core.constraint import Dual
+from fedsieve.core.aggregation import ClientWeighting
+from fedsieve.core.constraint import DualUpdate
 from fedsieve.core.optimizers import StepRule
-from fedsieve.core.random import drawer, server_drawer
-from fedsieve.core.selection import Scaling
+from fedsieve.core.random import client_sampler, server_sampler
+from fedsieve.core.selection import LogAlphaScaling
 from fedsieve.core.types import Batch, Clock, Reply
 from fedsieve.objectives.linear import Linear, Loss
 
-OBJECTIVE = Linear(loss=Loss.SQUARED, features=40)
+OBJECTIVE = Linear(loss=Loss.SQUARED, num_features=40)
 CLOCK = Clock(3, 10)
-PLAIN = FlopsPA(density=0.1, bits=32, scaling=Scaling.OFF, message=Message.GATES, message_gates=GateNoise.DETERMINISTIC)
+PLAIN = FlopsPA(
+    density=0.1,
+    bits=32,
+    log_alpha_scaling=LogAlphaScaling.OFF,
+    gate_encoding=GateEncoding.GATES,
+    message_gate_noise=GateNoise.DETERMINISTIC,
+)
 
 
 def noise():
-    return server_drawer(0, 3, 0, torch.float64)
+    return server_sampler(0, 3, 0, torch.float64)
 
 
 def state(k=3):
@@ -30,13 +36,13 @@ def state(k=3):
 
 
 def stack_noise(k=3):
-    return drawer(0, 3, 0, 0, list(range(k)), torch.float64)
+    return client_sampler(0, 3, 0, 0, list(range(k)), torch.float64)
 
 
 def test_a_message_carries_the_top_m_their_gates_and_the_mean_of_the_other_gates():
     weights, log_alpha = state()
-    packet = PLAIN.send(weights, log_alpha, OBJECTIVE.layout, CLOCK, stack_noise())
-    z = gates.at_test_time(PLAIN.shape, log_alpha)
+    packet = PLAIN.encode_message(weights, log_alpha, OBJECTIVE.layout, CLOCK, stack_noise())
+    z = gates.test_gates(PLAIN.shape, log_alpha)
     score = (weights * z.clamp_min(1e-6)).abs()
     for k in range(3):
         top = score[k].topk(4).indices.sort().values
@@ -44,19 +50,19 @@ def test_a_message_carries_the_top_m_their_gates_and_the_mean_of_the_other_gates
         torch.testing.assert_close(packet.fields["weights"].decode(torch.float64)[k], weights[k, top].float().double())
         torch.testing.assert_close(packet.fields["gates"].decode(torch.float64)[k], z[k, top].float().double())
         rest = torch.ones(40, dtype=torch.bool).index_fill(0, top, False)
-        assert float(packet.scalars["rest_gate"][k]) == pytest.approx(float(z[k, rest].mean()), rel=1e-6)
+        assert float(packet.scalars["default_gate"][k]) == pytest.approx(float(z[k, rest].mean()), rel=1e-6)
 
 
-@pytest.mark.parametrize("message", Message)
+@pytest.mark.parametrize("message", GateEncoding)
 def test_receiving_undoes_sending_at_the_support(message):
-    method = replace(PLAIN, inverse=Inverse.EXACT, message=message)
+    method = replace(PLAIN, gate_inverse=GateInverse.EXACT, gate_encoding=message)
     weights, log_alpha = state()
     log_alpha = log_alpha.clamp(-1.5, 1.5)
-    packet = method.send(weights, log_alpha, OBJECTIVE.layout, CLOCK, stack_noise())
-    got_weights, got = method.receive(packet, torch.float64)
+    packet = method.encode_message(weights, log_alpha, OBJECTIVE.layout, CLOCK, stack_noise())
+    got_weights, got = method.decode_message(packet, torch.float64)
     at = packet.support
     torch.testing.assert_close(got_weights.gather(-1, at), weights.gather(-1, at), rtol=1e-6, atol=0)
-    torch.testing.assert_close(method.log_alpha_of(got).gather(-1, at), log_alpha.gather(-1, at), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(method.log_alpha_from(got).gather(-1, at), log_alpha.gather(-1, at), rtol=1e-5, atol=1e-6)
     assert (got_weights != 0).sum(-1).tolist() == [4, 4, 4]
 
 
@@ -68,30 +74,32 @@ def test_a_clip_that_nobody_reaches_changes_no_bit_of_a_step(kind, rule):
     g = torch.Generator().manual_seed(4)
     rows, smooth = (torch.randn(*shape, generator=g, dtype=torch.float64) for shape in ((3, 8, 40), (3, 8))), torch.tensor([9.0, 1e3, 50.0])
     batch, client = Batch(*rows, smooth.double()), Client(weights, log_alpha, torch.tensor([0.0, 0.5, 3.0]).double(), OBJECTIVE.layout)
-    plain = replace(PLAIN, step_gates=kind, step_rule=rule, rate=0.01)
-    steps = [method.client_step(OBJECTIVE, client, batch, CLOCK, stack_noise()) for method in (plain, replace(plain, clip=1e9))]
+    plain = replace(PLAIN, local_gate_noise=kind, step_rule=rule, learning_rate=0.01)
+    steps = [
+        method.client_step(OBJECTIVE, client, batch, CLOCK, stack_noise()) for method in (plain, replace(plain, max_gradient_norm=1e9))
+    ]
     assert torch.equal(steps[0].weights, steps[1].weights) and torch.equal(steps[0].log_alpha, steps[1].log_alpha)
     assert not torch.equal(steps[0].weights, weights)
 
 
 def test_the_server_averages_theta_and_z_and_divides():
     """L183-186: theta = sum w theta_k, z = sum w z_k, theta~ = theta / z."""
-    method = replace(PLAIN, memory=0.0, weights=Weighting.EXAMPLES, dual=Dual.OFF)
+    method = replace(PLAIN, residual_decay=0.0, client_weighting=ClientWeighting.EXAMPLES, dual_update=DualUpdate.OFF)
     weights, log_alpha = state(2)
-    packets = method.send(weights, log_alpha, OBJECTIVE.layout, CLOCK, stack_noise(2))
+    packets = method.encode_message(weights, log_alpha, OBJECTIVE.layout, CLOCK, stack_noise(2))
     replies = [Reply(k, packets.at(k), n) for k, n in enumerate((1, 3))]
     server = method.init(OBJECTIVE.layout, torch.ones(40, dtype=torch.float64), noise())
     after = method.aggregate(server, method.broadcast(server, CLOCK, noise()), replies, CLOCK, noise())
-    pairs = [method.receive(reply.packet, torch.float64) for reply in replies]
+    pairs = [method.decode_message(reply.packet, torch.float64) for reply in replies]
     theta = sum(w * (t * z.clamp_min(1e-6)) for w, (t, z) in zip((0.25, 0.75), pairs, strict=True))
     z = sum(w * z for w, (_, z) in zip((0.25, 0.75), pairs, strict=True))
     torch.testing.assert_close(after.theta, theta)
     torch.testing.assert_close(after.weights, theta / z)
-    torch.testing.assert_close(after.log_alpha, method.log_alpha_of(z))
+    torch.testing.assert_close(after.log_alpha, method.log_alpha_from(z))
 
 
 def test_what_a_broadcast_leaves_out_is_remembered_at_the_server():
-    method = replace(PLAIN, memory=0.9, dual=Dual.OFF)
+    method = replace(PLAIN, residual_decay=0.9, dual_update=DualUpdate.OFF)
     weights = torch.linspace(1, 40, 40, dtype=torch.float64)
     server = method.init(OBJECTIVE.layout, weights, noise())
     packet = method.broadcast(server, CLOCK, noise())
@@ -102,40 +110,48 @@ def test_what_a_broadcast_leaves_out_is_remembered_at_the_server():
 
 def test_the_rest_gate_never_locks_the_support():
     weights, _ = state(1)
-    packet = PLAIN.send(weights, torch.full_like(weights, -9.0), OBJECTIVE.layout, CLOCK, stack_noise(1))
-    assert float(packet.scalars["rest_gate"][0]) == pytest.approx(PLAIN.rest_floor)
+    packet = PLAIN.encode_message(weights, torch.full_like(weights, -9.0), OBJECTIVE.layout, CLOCK, stack_noise(1))
+    assert float(packet.scalars["default_gate"][0]) == pytest.approx(PLAIN.min_default_gate)
 
 
 def test_the_multiplier_travels_down_only_while_it_is_ascended():
     server = PLAIN.init(OBJECTIVE.layout, torch.ones(40, dtype=torch.float64), noise())
-    for dual in (Dual.ASCENT, Dual.EXACT, Dual.OFF):
-        sent = replace(PLAIN, dual=dual).broadcast(server, CLOCK, noise()).scalars
-        assert ("multiplier" in sent) == (dual is Dual.ASCENT)
+    for dual in (DualUpdate.ASCENT, DualUpdate.BISECTION, DualUpdate.OFF):
+        sent = replace(PLAIN, dual_update=dual).broadcast(server, CLOCK, noise()).scalars
+        assert ("multiplier" in sent) == (dual is DualUpdate.ASCENT)
 
 
 def test_an_ascent_on_every_gate_is_refused_where_messages_name_a_few():
-    with pytest.raises(ValueError, match="dual natural needs every gate, and messages of flops-pa name a few; use exact, or method flops"):
-        replace(PLAIN, dual=Dual.NATURAL)
+    with pytest.raises(
+        ValueError, match="dual mirror needs every gate, and messages of flops-pa name a few; use bisection, or method flops"
+    ):
+        replace(PLAIN, dual_update=DualUpdate.MIRROR)
 
 
 def test_a_literal_message_at_fully_open_gates_stays_finite():
     """E1: z = 1 makes the paper's log_alpha infinite; the clamp keeps the round trip finite."""
-    method = replace(PLAIN, inverse=Inverse.PAPER)
+    method = replace(PLAIN, gate_inverse=GateInverse.PAPER)
     weights, _ = state(1)
-    packet = method.send(weights, torch.full_like(weights, 12.0), OBJECTIVE.layout, CLOCK, stack_noise(1))
-    _, gate = method.receive(packet, torch.float64)
-    assert method.log_alpha_of(gate).isfinite().all()
+    packet = method.encode_message(weights, torch.full_like(weights, 12.0), OBJECTIVE.layout, CLOCK, stack_noise(1))
+    _, gate = method.decode_message(packet, torch.float64)
+    assert method.log_alpha_from(gate).isfinite().all()
 
 
 def test_both_sides_scale_before_every_message_from_the_first_round():
     """L171: log_alpha is scaled before each message, up at the top m and down elsewhere, from epoch zero."""
-    method = replace(PLAIN, scaling=Scaling.ADDITIVE, scaling_rate=0.2, prune_start=0.0, message=Message.LOG_ALPHA)
+    method = replace(
+        PLAIN,
+        log_alpha_scaling=LogAlphaScaling.ADDITIVE,
+        log_alpha_scaling_rate=0.2,
+        scaling_start=0.0,
+        gate_encoding=GateEncoding.LOG_ALPHA,
+    )
     weights, log_alpha = state(1)
-    packet = method.send(weights, log_alpha, OBJECTIVE.layout, Clock(0, 10), stack_noise(1))
+    packet = method.encode_message(weights, log_alpha, OBJECTIVE.layout, Clock(0, 10), stack_noise(1))
     at = packet.support
     torch.testing.assert_close(packet.fields["log_alpha"].decode(torch.float64), (log_alpha.gather(-1, at) + 0.2).float().double())
     outside = torch.ones(40, dtype=torch.bool).index_fill(0, at[0], False)
-    assert float(packet.scalars["rest_gate"][0]) == pytest.approx(float(log_alpha[0, outside].mean()) - 0.2, rel=1e-5)
+    assert float(packet.scalars["default_gate"][0]) == pytest.approx(float(log_alpha[0, outside].mean()) - 0.2, rel=1e-5)
     server = method.init(OBJECTIVE.layout, weights[0], noise())
     down = method.broadcast(server, Clock(0, 10), noise())
     torch.testing.assert_close(down.fields["log_alpha"].decode(torch.float64), (server.log_alpha[down.support] + 0.2).float().double())
@@ -144,13 +160,23 @@ def test_both_sides_scale_before_every_message_from_the_first_round():
 @pytest.mark.parametrize(
     "recipe",
     [
-        {"message": Message.GATES, "step_gates": GateNoise.SAMPLED, "message_gates": GateNoise.SAMPLED, "inverse": Inverse.PAPER}
-        | {"scaling": Scaling.LITERAL, "scaling_rate": 0.1, "initial_logit_density": 0.5, "rate": 1.0},
         {
-            "message": Message.GATES,
-            "message_gates": GateNoise.DETERMINISTIC,
-            "inverse": Inverse.EXACT,
-            "rest_floor": 0.3,
+            "gate_encoding": GateEncoding.GATES,
+            "local_gate_noise": GateNoise.SAMPLED,
+            "message_gate_noise": GateNoise.SAMPLED,
+            "gate_inverse": GateInverse.PAPER,
+        }
+        | {
+            "log_alpha_scaling": LogAlphaScaling.LITERAL,
+            "log_alpha_scaling_rate": 0.1,
+            "initial_gate_probability": 0.5,
+            "learning_rate": 1.0,
+        },
+        {
+            "gate_encoding": GateEncoding.GATES,
+            "message_gate_noise": GateNoise.DETERMINISTIC,
+            "gate_inverse": GateInverse.EXACT,
+            "min_default_gate": 0.3,
             "gate_rate": 0.05,
         },
         {},
@@ -160,19 +186,19 @@ def test_both_sides_scale_before_every_message_from_the_first_round():
 def test_every_recipe_recovers_a_sparse_truth(recipe):
     """Decision E9: on an easy regression all recipes that run find every true weight."""
     from fedsieve.data.synthetic import Synthetic
-    from fedsieve.experiments.config import Federation, Run
-    from fedsieve.experiments.simulation import Problem
-    from fedsieve.experiments.training import execute
+    from fedsieve.experiments.config import FederationConfig, RunConfig
+    from fedsieve.experiments.simulation import Simulation
+    from fedsieve.experiments.training import run_rounds
 
-    run = Run(
-        method="flops-pa",
+    run = RunConfig(
+        algorithm_name="flops-pa",
         rounds=40,
         density=0.05,
         seed=1,
-        data=Synthetic(rows=2000, features=100, true_density=0.05),
-        federation=Federation(clients=20, participation=0.25),
+        data=Synthetic(num_examples=2000, num_features=100, true_density=0.05),
+        federation=FederationConfig(clients=20, participation=0.25),
         algorithm=FlopsPA(**recipe),
     )
-    last = list(execute(run, Problem(run)))[-1].row
+    last = list(run_rounds(run, Simulation(run)))[-1].metrics
     assert last["tdr"] == 1.0
     assert last["r2"] > 0.93

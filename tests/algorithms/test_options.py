@@ -3,75 +3,75 @@
 import pytest
 import torch
 
-from fedsieve.algorithms import METHODS, algorithm_class
-from fedsieve.algorithms.base import Method
+from fedsieve.algorithms import ALGORITHMS, algorithm_class
+from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.cli.main import main
 from fedsieve.core.optimizers import Optimizer, StepRule
-from fedsieve.core.selection import Schedule
+from fedsieve.core.selection import DensitySchedule
 from fedsieve.core.types import Clock
 from fedsieve.data.synthetic import Synthetic
-from fedsieve.experiments.config import Federation, Run
-from fedsieve.experiments.simulation import Problem
-from fedsieve.experiments.training import execute
+from fedsieve.experiments.config import FederationConfig, RunConfig
+from fedsieve.experiments.simulation import Simulation
+from fedsieve.experiments.training import run_rounds
 
-FALLING = {"schedule": Schedule.CUBIC}
-MOMENTUM = {"server": Optimizer.MOMENTUM}
+FALLING = {"density_schedule": DensitySchedule.CUBIC}
+MOMENTUM = {"server_optimizer": Optimizer.MOMENTUM}
 OTHER = {
-    "batch": ({}, 4),
-    "steps": ({}, 7),
-    "rate": ({}, 0.37),
-    "final_rate": ({}, 0.5),
-    "step_rule": ({"rate": 0.01}, None),
-    "clip": ({}, 0.01),
+    "batch_size": ({}, 4),
+    "local_steps": ({}, 7),
+    "learning_rate": ({}, 0.37),
+    "final_learning_rate_fraction": ({}, 0.5),
+    "step_rule": ({"learning_rate": 0.01}, None),
+    "max_gradient_norm": ({}, 0.01),
     "bits": ({}, 16),
-    "schedule": ({}, None),
-    "start_density": (FALLING, 0.9),
-    "schedule_start": (FALLING, 0.3),
-    "schedule_end": (FALLING | {"start_density": 0.5}, 0.9),
+    "density_schedule": ({}, None),
+    "initial_density": (FALLING, 0.9),
+    "anneal_start": (FALLING, 0.3),
+    "anneal_end": (FALLING | {"initial_density": 0.5}, 0.9),
     "warmup": ({}, 2),
-    "server": ({}, Optimizer.MOMENTUM),
-    "server_rate": ({}, 0.7),
+    "server_optimizer": ({}, Optimizer.MOMENTUM),
+    "server_learning_rate": ({}, 0.7),
     "server_momentum": (MOMENTUM, 0.5),
-    "memory": ({}, 0.33),
+    "residual_decay": ({}, 0.33),
 }
 """What else is set, and another value; None: the one of two that is not the method's own."""
-SWAPPED = {"step_rule": (StepRule.CONSTANT, StepRule.POLYAK), "schedule": (Schedule.CONSTANT, Schedule.CUBIC)}
+SWAPPED = {"step_rule": (StepRule.CONSTANT, StepRule.POLYAK), "density_schedule": (DensitySchedule.CONSTANT, DensitySchedule.CUBIC)}
 
 
 @pytest.mark.parametrize(
     ("density", "typed", "begins"), [(0.005, None, 0.03), (0.05, None, 0.3), (0.2, None, 0.3), (0.5, None, 0.5), (0.005, 0.3, 0.3)]
 )
 def test_a_falling_schedule_begins_at_six_times_its_target_and_at_most_at_three_tenths_unless_told(density, typed, begins):
-    method = algorithm_class("fed-iter-ht")(density=density, start_density=typed, **FALLING)
+    method = algorithm_class("fed-iter-ht")(density=density, initial_density=typed, **FALLING)
     assert method.message_density(Clock(0, 100)) == pytest.approx(begins)
     assert method.message_density(Clock(50, 100)) == density
 
 
 def outcome(method, **options):
-    run = Run(
+    run = RunConfig(
         task="lr",
-        method=method,
+        algorithm_name=method,
         density=0.1,
         rounds=3,
-        data=Synthetic(rows=150, features=20, true_density=0.1),
-        federation=Federation(clients=8, participation=0.5),
-        algorithm=algorithm_class(method)(**{"steps": 3, "batch": 8, **options}),
+        data=Synthetic(num_examples=150, num_features=20, true_density=0.1),
+        federation=FederationConfig(clients=8, participation=0.5),
+        algorithm=algorithm_class(method)(**{"local_steps": 3, "batch_size": 8, **options}),
     )
-    steps = list(execute(run, Problem(run)))
-    return [part for part in steps[-1].round.server if isinstance(part, torch.Tensor)], [step.row["bytes_up"] for step in steps]
+    steps = list(run_rounds(run, Simulation(run)))
+    return [part for part in steps[-1].result.server if isinstance(part, torch.Tensor)], [step.metrics["bytes_up"] for step in steps]
 
 
 @pytest.mark.usefixtures("few_test_rows")
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ALGORITHMS)
 def test_every_shared_option_a_method_offers_changes_its_run(method):
     cls = algorithm_class(method)
-    assert Method.offered() - {"budget"} == OTHER.keys()  # budgets need several layers
+    assert BaseAlgorithm.option_names() - {"sparsity_allocation"} == OTHER.keys()  # budgets need several layers
     known = {}
-    for name in cls.offered() & OTHER.keys():
+    for name in cls.option_names() & OTHER.keys():
         around, value = OTHER[name]
-        around = {key: setting for key, setting in around.items() if key in cls.offered()}
+        around = {key: setting for key, setting in around.items() if key in cls.option_names()}
         if name in SWAPPED:
-            own = cls().course if name == "schedule" else getattr(cls, name)
+            own = cls().resolved_schedule if name == "density_schedule" else getattr(cls, name)
             value = next(v for v in SWAPPED[name] if v is not own)
         if str(around) not in known:
             known[str(around)] = outcome(method, **around)
@@ -79,16 +79,16 @@ def test_every_shared_option_a_method_offers_changes_its_run(method):
         assert sent != sent_then or not all(map(torch.equal, before, after)), name
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ALGORITHMS)
 def test_what_a_method_does_not_offer_it_refuses(method):
     cls = algorithm_class(method)
-    for name in cls.unused:
+    for name in cls.unsupported_options:
         around, value = OTHER[name]
-        around = {key: setting for key, setting in around.items() if key in cls.offered()}
+        around = {key: setting for key, setting in around.items() if key in cls.option_names()}
         with pytest.raises(ValueError, match=f"algorithm.{name.replace('_', '-')} has no effect on {cls.__name__}"):
-            cls(**around, **{name: Schedule.CUBIC if value is None else value})
+            cls(**around, **{name: DensitySchedule.CUBIC if value is None else value})
 
 
 def test_compare_refuses_an_option_that_no_method_has(capsys):
-    assert main(["compare", "--methods", "fed-sgd,fed-avg", "--algorithm.warmup", "3"]) == 2
+    assert main(["compare", "--algorithms", "fed-sgd,fed-avg", "--algorithm.warmup", "3"]) == 2
     assert "--algorithm.warmup has no effect on fed-sgd or fed-avg; leave it out" in capsys.readouterr().err

@@ -11,9 +11,9 @@ import pytest
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from fedsieve.cli.flower import parsed, way_on
+from fedsieve.cli.flower import parse_pairs, resume_hint
 from fedsieve.cli.main import main
-from fedsieve.deployment.config import plan_from
+from fedsieve.deployment.config import deployment_config
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def test_a_new_app_is_complete_and_every_setting_in_it_is_one(tmp_path, capsys):
     assert written["project"]["name"] == "my-app" and written["project"]["dependencies"] == []
     config = written["tool"]["flwr"]["app"]["config"]
     assert all(re.fullmatch("[a-z-]+", name) for name in config)
-    assert plan_from(config, OBJECTIVE).clients == 3
+    assert deployment_config(config, OBJECTIVE).clients == 3
     assert "APP-NAME" not in "".join(path.read_text() for path in (tmp_path / "My App!").rglob("*.*") if path.is_file())
 
 
@@ -72,14 +72,14 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(tmp_path, capsys, 
 
 def test_settings_are_typed_as_flower_takes_them():
     words = ('rounds=2 density=0.1 method="fed-avg"', "run-dir='/a b'", "data.path=/x", "weights=sqrt")
-    expected = {"rounds": 2, "density": 0.1, "method": "fed-avg", "run-dir": "/a b", "data.path": "/x", "weights": "sqrt"}
-    assert parsed(words) == expected
+    expected = {"rounds": 2, "density": 0.1, "algorithm.name": "fed-avg", "run-dir": "/a b", "data.path": "/x", "client-weighting": "sqrt"}
+    assert parse_pairs(words) == expected
 
 
 def test_a_failed_run_goes_on_only_where_it_had_begun(tmp_path):
-    assert way_on(Path("app"), tmp_path) == "start again with: fedsieve flower run app"
+    assert resume_hint(Path("app"), tmp_path) == "start again with: fedsieve flower run app"
     (tmp_path / "config.toml").touch()
-    assert way_on(Path("app"), tmp_path) == f"go on with: fedsieve flower run app --resume {tmp_path}"
+    assert resume_hint(Path("app"), tmp_path) == f"go on with: fedsieve flower run app --resume {tmp_path}"
 
 
 def test_without_flower_the_command_says_what_to_install(monkeypatch, capsys, tmp_path):
@@ -118,9 +118,9 @@ def test_the_changed_lines_in_the_docs_make_an_app_of_flowers_quickstart(tmp_pat
     client, server = import_module("pytorchexample.client_app"), import_module("pytorchexample.server_app")
     assert isinstance(client.app, ClientApp) and isinstance(server.app, ServerApp)
     context = SimpleNamespace(run_config=config, node_config={"partition-id": 1, "num-partitions": 3})
-    site = plan_from(config, client.OBJECTIVE).site(1, *client.load_rows(context))
-    assert site.rows.examples(1) == 30 and site.rows.x.shape[1:] == (3, 4, 4)
-    assert site.rows.x[:, 0, 0, 0].tolist() == list(range(30)), "the same order every time"
+    site = deployment_config(config, client.OBJECTIVE).client_engine(1, *client.load_rows(context))
+    assert site.data.num_examples(1) == 30 and site.data.x.shape[1:] == (3, 4, 4)
+    assert site.data.x[:, 0, 0, 0].tolist() == list(range(30)), "the same order every time"
 
 
 QUICKSTART = """
@@ -160,7 +160,7 @@ def test_the_command_runs_an_app_to_its_end_and_leaves_a_run_like_any_other(tmp_
 def test_a_run_that_fails_says_why_in_one_line_and_exits_1(tmp_path, capfd):
     assert main(["flower", "new", "app"]) == 0
     path = tmp_path / "app" / "app" / "task.py"
-    path.write_text(path.read_text().replace("x, y = generated(seed=1, count=2000)", "raise OSError('no rows here')"))
+    path.write_text(path.read_text().replace("x, y = generate_examples(seed=1, num_examples=2000)", "raise OSError('no rows here')"))
     words = ["flower", "run", "app", "--simulation", "--run-config", "start-seconds=60", "--quiet"]
     assert main(words) == 1
     error = capfd.readouterr().err

@@ -17,7 +17,7 @@ from fedsieve import optional
 from fedsieve.cli.main import main
 from fedsieve.models import export, sparse_model
 from fedsieve.models.export import Format, MismatchError
-from fedsieve.models.sparse_model import Card, Model, ModelError
+from fedsieve.models.sparse_model import ModelError, ModelMetadata, SparseModel
 from fedsieve.objectives.lenet import lenet
 from fedsieve.objectives.linear import Linear
 from fedsieve.objectives.losses import Loss
@@ -35,16 +35,20 @@ def made(loss=Loss.SOFTMAX, features=40, outputs=3, intercept=True, density=0.2,
     counted[RNG.random(counted.shape) > density] = 0
     index = np.flatnonzero(flat).astype(np.int32)
     classes = {Loss.SQUARED: None, Loss.LOGISTIC: ("no", "yes")}.get(loss, tuple(f"class {i}" for i in range(outputs)))
-    card = Card(task="file", method="sieve", loss=loss, row=(features,), classes=classes, **names)
-    return Model(index=index, value=flat[index], tensors=tensors, free=outputs if intercept else 0, card=card)
+    card = ModelMetadata(task="file", algorithm="sieve", loss=loss, input_shape=(features,), classes=classes, **names)
+    return SparseModel(indices=index, values=flat[index], tensor_shapes=tensors, num_ungated=outputs if intercept else 0, metadata=card)
 
 
 def network():
     """LeNet with one weight in twenty."""
     tensors = {name: tuple(parameter.shape) for name, parameter in lenet().named_parameters()}
     index = np.flatnonzero(RNG.random(44_426) < 0.05).astype(np.int32)
-    card = Card(task="mnist-cnn", method="sieve", loss=Loss.SOFTMAX, row=(1, 28, 28), classes=tuple("0123456789"), build=LENET)
-    return Model(index=index, value=RNG.standard_normal(len(index)).astype(np.float32) / 5, tensors=tensors, free=0, card=card)
+    card = ModelMetadata(
+        task="mnist-cnn", algorithm="sieve", loss=Loss.SOFTMAX, input_shape=(1, 28, 28), classes=tuple("0123456789"), factory=LENET
+    )
+    return SparseModel(
+        indices=index, values=RNG.standard_normal(len(index)).astype(np.float32) / 5, tensor_shapes=tensors, num_ungated=0, metadata=card
+    )
 
 
 MODELS = {
@@ -58,15 +62,20 @@ LINEAR = [name for name in MODELS if name != "network"]
 
 
 def same(one, other):
-    return one.card == other.card and one.tensors == other.tensors and one.free == other.free and np.array_equal(one.dense(), other.dense())
+    return (
+        one.metadata == other.metadata
+        and one.tensor_shapes == other.tensor_shapes
+        and one.num_ungated == other.num_ungated
+        and np.array_equal(one.to_dense(), other.to_dense())
+    )
 
 
 def rows(given, count=50):
-    return RNG.standard_normal((count, *given.card.row)).astype(np.float32)
+    return RNG.standard_normal((count, *given.metadata.input_shape)).astype(np.float32)
 
 
 def named(given, *features):
-    return replace(given, card=replace(given.card, features=features))
+    return replace(given, metadata=replace(given.metadata, features=features))
 
 
 @pytest.fixture
@@ -76,7 +85,7 @@ def saved(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
 
     def save(given, format=Format.SAFETENSORS, name="model"):
-        path = tmp_path / (name + export.SUFFIX[format])
+        path = tmp_path / (name + export.SUFFIXES[format])
         path.write_bytes(export.export(given, format))
         return path
 
@@ -86,14 +95,16 @@ def saved(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("format", [Format.SAFETENSORS, Format.NPZ])
 def test_a_written_model_is_read_back_whole(name, format, saved):
-    assert same(sparse_model.read(saved(MODELS[name], format)), MODELS[name])
+    assert same(sparse_model.read_model(saved(MODELS[name], format)), MODELS[name])
 
 
 @pytest.mark.parametrize("given", [*(MODELS[name] for name in LINEAR), made(features=2000, density=0.005)], ids=[*LINEAR, "thin"])
 def test_a_linear_model_predicts_what_its_objective_does_on_dense_and_sparse_rows(given):
-    objective = Linear(loss=given.card.loss, features=given.card.row[0], outputs=given.outputs, intercept=given.free > 0)
-    x = rows(given) * (RNG.random((50, given.card.row[0])) < 0.3)
-    expected = objective.predict(torch.from_numpy(given.dense()), torch.from_numpy(x)).numpy()
+    objective = Linear(
+        loss=given.metadata.loss, num_features=given.metadata.input_shape[0], num_outputs=given.num_outputs, intercept=given.num_ungated > 0
+    )
+    x = rows(given) * (RNG.random((50, given.metadata.input_shape[0])) < 0.3)
+    expected = objective.predict(torch.from_numpy(given.to_dense()), torch.from_numpy(x)).numpy()
     for form in (x, sparse.csr_matrix(x)):
         np.testing.assert_allclose(given.predict(form), expected, rtol=1e-5, atol=1e-5)
 
@@ -101,7 +112,7 @@ def test_a_linear_model_predicts_what_its_objective_does_on_dense_and_sparse_row
 def test_scipy_reads_the_matrix_without_this_package(saved):
     given = MODELS["classes"]
     matrix = sparse.load_npz(saved(given, Format.NPZ))
-    assert matrix.nnz == given.kept and (matrix != given.coef).nnz == 0
+    assert matrix.nnz == given.num_nonzero and (matrix != given.coef).nnz == 0
 
 
 def test_torch_loads_the_state_without_this_package(saved):
@@ -110,7 +121,7 @@ def test_torch_loads_the_state_without_this_package(saved):
     code = f"import sys, torch; states = [torch.load(path, weights_only=True) for path in {paths}]; assert 'fedsieve' not in sys.modules; "
     code += "print(*(sum(int((t != 0).sum()) for t in state.values()) for state in states))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert list(map(int, done.stdout.split())) == [len(MODELS[name].index) for name in names]
+    assert list(map(int, done.stdout.split())) == [len(MODELS[name].indices) for name in names]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -122,10 +133,10 @@ def test_every_runtime_predicts_the_same_and_other_weights_are_noticed(name, for
     x = rows(given)
     expected = export.predict(given, x)
     found = export.verify(saved(given, format), format, given, x, expected)
-    assert found.rows == 50 and found.difference <= 1e-5 * found.scale
+    assert found.num_examples == 50 and found.max_difference <= 1e-5 * found.max_output
     if (format, name) == (Format.ONNX, "network"):
         return  # once is enough: the exporter takes its time
-    other = saved(replace(given, value=given.value * np.float32(1.01)), format, "other")
+    other = saved(replace(given, values=given.values * np.float32(1.01)), format, "other")
     with pytest.raises(MismatchError, match="does not predict what the run does"):
         export.verify(other, format, given, x, expected)
 
@@ -136,7 +147,7 @@ def test_an_onnx_graph_stores_only_the_weights_that_matter(saved):
     path = saved(given, Format.ONNX)
     graph = onnx.load(path).graph
     assert [tensor.values.name for tensor in graph.sparse_initializer] == ["weights"]
-    assert path.stat().st_size < 12 * given.kept + 1000
+    assert path.stat().st_size < 12 * given.num_nonzero + 1000
 
 
 @pytest.mark.parametrize("format", [Format.SAFETENSORS, Format.NPZ])
@@ -146,7 +157,7 @@ def test_a_damaged_model_is_refused_in_one_line(format, saved):
     for cut in range(0, len(whole) - 1, 37):
         path.write_bytes(whole[:cut])
         with pytest.raises(ModelError, match="is not a model fedsieve wrote"):
-            sparse_model.read(path)
+            sparse_model.read_model(path)
 
 
 @pytest.mark.parametrize("format", [Format.SAFETENSORS, Format.NPZ])
@@ -156,16 +167,16 @@ def test_an_altered_model_is_refused_or_still_a_model(format, saved):
     for place in range(0, len(whole), 11):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
         with suppress(ModelError):
-            assert np.isfinite(sparse_model.read(path).dense()).all()
+            assert np.isfinite(sparse_model.read_model(path).to_dense()).all()
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"index": np.array([3, 3], np.int32), "value": np.ones(2, np.float32)}, "must rise"),
-        ({"index": np.array([41], np.int32), "value": np.ones(1, np.float32)}, "at most 40"),
-        ({"index": np.array([1], np.int32), "value": np.array([np.nan], np.float32)}, "not a finite number"),
-        ({"index": np.array([1], np.int32)}, "places for"),
+        ({"indices": np.array([3, 3], np.int32), "values": np.ones(2, np.float32)}, "must rise"),
+        ({"indices": np.array([41], np.int32), "values": np.ones(1, np.float32)}, "at most 40"),
+        ({"indices": np.array([1], np.int32), "values": np.array([np.nan], np.float32)}, "not a finite number"),
+        ({"indices": np.array([1], np.int32)}, "places for"),
     ],
 )
 def test_a_model_that_is_no_vector_is_refused(change, said):
@@ -206,7 +217,7 @@ def test_classes_have_their_names_and_probabilities_add_up(tmp_path, saved, caps
 
 
 def test_svmlight_features_keep_the_numbers_the_model_learned_them_under(tmp_path, saved, capsys):
-    given = made(Loss.SQUARED, features=3, density=1, first=1)
+    given = made(Loss.SQUARED, features=3, density=1, first_feature_id=1)
     (tmp_path / "rows.svm").write_text("0 2:1.5 3:-1\n0 3:2\n")
     assert main(["predict", str(saved(given)), "rows.svm"]) == 0
     got = np.array(capsys.readouterr().out.split()[1:], float)
@@ -266,32 +277,36 @@ def test_inspect_counts_what_is_there(saved, capsys, tmp_path):
     path = saved(given)
     assert main(["inspect", str(path), "--json", "--top", "4"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["nonzero"] == sum(layer["kept"] for layer in told["layers"]) == len(given.index)
+    assert told["nonzero"] == sum(layer["kept"] for layer in told["layers"]) == len(given.indices)
     assert told["bytes"] == path.stat().st_size < told["bytes_dense"] == 4 * 44_426
-    largest = np.sort(np.abs(given.value))[::-1][:4]
+    largest = np.sort(np.abs(given.values))[::-1][:4]
     np.testing.assert_allclose([abs(entry["weight"]) for entry in told["strongest"]], largest)
     assert told["picture"] is None and not list(tmp_path.glob("*.png"))
 
 
 def test_features_are_ranked_by_weight_times_spread_where_that_is_known(saved, capsys):
-    given = made(Loss.SQUARED, spread=tuple(np.exp(RNG.normal(0, 3, 40))))
-    assert same(sparse_model.read(saved(given)), given)
+    given = made(Loss.SQUARED, feature_std=tuple(np.exp(RNG.normal(0, 3, 40))))
+    assert same(sparse_model.read_model(saved(given)), given)
     assert main(["inspect", str(saved(given)), "--json", "--top", "3"]) == 0
     told = json.loads(capsys.readouterr().out)
-    effect = given.coef.toarray()[0] * given.card.spread
+    effect = given.coef.toarray()[0] * given.metadata.feature_std
     order = np.argsort(-np.abs(effect))[:3]
     assert [entry["feature"] for entry in told["strongest"]] == [f"x{j}" for j in order]
     np.testing.assert_allclose([entry["weight x sd"] for entry in told["strongest"]], effect[order], rtol=1e-5)
 
 
-PICTURED = [MODELS["regression"], replace(MODELS["classes"], card=replace(MODELS["classes"].card, task="digits")), MODELS["network"]]
+PICTURED = [
+    MODELS["regression"],
+    replace(MODELS["classes"], metadata=replace(MODELS["classes"].metadata, task="digits")),
+    MODELS["network"],
+]
 
 
 @pytest.mark.parametrize("given", PICTURED, ids=["features", "pixels", "layers"])
 def test_inspect_shows_tables_and_leaves_a_picture(given, saved, capsys, tmp_path):
     assert main(["inspect", str(saved(given))]) == 0
     said = capsys.readouterr().out
-    assert f"{given.kept} of {given.size - given.free}" in said and "strongest" in said
+    assert f"{given.num_nonzero} of {given.size - given.num_ungated}" in said and "strongest" in said
     assert all(len(line) <= 80 for line in said.splitlines() if "model.png" not in line)
     assert (tmp_path / "model.png").read_bytes().startswith(b"\x89PNG")
 
@@ -318,8 +333,8 @@ def test_a_reader_that_goes_away_is_no_error(saved, tmp_path):
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it():
-    with pytest.raises(optional.MissingError, match=r"no_such_package, which is not installed; pip install 'fedsieve\[onnx\]'"):
-        optional.need("no_such_package", "'fedsieve[onnx]'", "--format onnx")
+    with pytest.raises(optional.MissingPackageError, match=r"no_such_package, which is not installed; pip install 'fedsieve\[onnx\]'"):
+        optional.require_package("no_such_package", "'fedsieve[onnx]'", "--format onnx")
 
 
 def test_a_model_whose_rows_are_elsewhere_is_verified_on_made_up_rows(saved, capsys, tmp_path):
@@ -333,14 +348,14 @@ def test_a_model_whose_rows_are_elsewhere_is_verified_on_made_up_rows(saved, cap
 
 def test_a_run_is_exported_and_verified_on_its_own_test_rows(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    small = ["--rounds", "2", "--algorithm.steps", "2", "--federation.clients", "5", "--federation.participation", "0.4"]
+    small = ["--rounds", "2", "--algorithm.local-steps", "2", "--federation.clients", "5", "--federation.participation", "0.4"]
     assert main(["train", "--task", "digits", "--quiet", "--json", "--out", "run", *small]) == 0
     result = json.loads(capsys.readouterr().out)
     for format in Format:
         assert main(["export", "run", "--format", format, "--verify", "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
-        assert told["verified"]["rows"] == 360
-        assert told["bytes"] == (tmp_path / "run" / f"model{export.SUFFIX[format]}").stat().st_size
+        assert told["verified"]["num_examples"] == 360
+        assert told["bytes"] == (tmp_path / "run" / f"model{export.SUFFIXES[format]}").stat().st_size
     from fedsieve.data.builtin import load_digits
 
     x, y = load_digits(None)[1]

@@ -8,9 +8,9 @@ import pytest
 
 from fedsieve.cli.main import main
 from fedsieve.report import claims, published, tables
-from fedsieve.studies.catalog import PAPER, STUDIES
-from fedsieve.studies.registry import BUILDERS, TUNED
-from fedsieve.studies.runner import jobs_of
+from fedsieve.studies.catalog import PAPER_STUDIES, STUDIES
+from fedsieve.studies.registry import BUILDERS, TUNED_STUDIES
+from fedsieve.studies.runner import list_jobs
 from fedsieve.studies.scale import SCALES, ScaleName
 
 LATEX = {
@@ -30,28 +30,34 @@ LATEX = {
 @pytest.mark.parametrize("line", LATEX)
 def test_published_numbers_are_those_of_the_papers_source(line):
     _, density, *cells = LATEX[line].removesuffix(r"\\").split("&")
-    found = [cell for cell in published.CELLS if cell.line == line]
+    found = [cell for cell in published.CELLS if cell.source_line == line]
     assert [cell.value for cell in found] == [float(cell) for cell in cells]
-    assert {cell.truth for cell in found} == {float(density)}
+    assert {cell.true_density for cell in found} == {float(density)}
 
 
 def test_every_published_cell_has_a_cell_in_its_study():
     for name in ("table-1", "table-2"):
-        labels = [cell.label for cell in BUILDERS[name](SCALES[ScaleName.SHORT]).cells]
-        for cell in published.cells(name):
-            wanted = {"task": cell.task, "method": cell.method, "target": cell.target, "truth": cell.truth, "skew": cell.skew}
+        labels = [cell.label for cell in BUILDERS[name](SCALES[ScaleName.SHORT]).conditions]
+        for cell in published.table_cells(name):
+            wanted = {
+                "task": cell.task,
+                "method": cell.algorithm,
+                "target": cell.target_density,
+                "truth": cell.true_density,
+                "skew": cell.skew,
+            }
             assert any(all(label[key] == value for key, value in wanted.items()) for label in labels), cell
 
 
 @pytest.mark.parametrize("scale", ScaleName)
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_study_can_be_built_at_every_scale(name, scale):
-    if name in TUNED:
-        trials, _, build = TUNED[name]
-        places = {f"{cell.label['task']} {cell.label['method']}": {} for cell in trials(SCALES[scale]).cells}
-        jobs = jobs_of(build(SCALES[scale], places))
+    if name in TUNED_STUDIES:
+        trials, _, build = TUNED_STUDIES[name]
+        places = {f"{cell.label['task']} {cell.label['method']}": {} for cell in trials(SCALES[scale]).conditions}
+        jobs = list_jobs(build(SCALES[scale], places))
     else:
-        jobs = jobs_of(BUILDERS[name](SCALES[scale]))
+        jobs = list_jobs(BUILDERS[name](SCALES[scale]))
     assert jobs
     assert all(job.settings["seed"] < 100 for job in jobs), "seeds from 100 were used for tuning"
 
@@ -62,7 +68,7 @@ def test_the_whole_paper_in_small(tmp_path):
         words, capture_output=True, text=True, check=False
     )  # without this suite's shape checks, which cost most of the time
     assert done.returncode == 0, done.stderr
-    for name in PAPER:
+    for name in PAPER_STUDIES:
         assert (tmp_path / name / "table.md").read_text().startswith("# ")
         assert (tmp_path / name / "table.csv").read_text()
         assert list((tmp_path / name).glob("*.png")) and list((tmp_path / name).glob("*.pdf"))
@@ -121,7 +127,7 @@ EVERY = {"sieve", "flops", "flops-pa"}
     ],
 )
 def test_the_constraint_is_watched_on_real_data_at_all_five_densities_from_both_starts(scale, task, methods):
-    cells = [cell.label for cell in BUILDERS["constraint"](SCALES[scale]).cells if cell.label["task"] == task]
+    cells = [cell.label for cell in BUILDERS["constraint"](SCALES[scale]).conditions if cell.label["task"] == task]
     found = {(label["method"], label["target"], label["start"]) for label in cells}
     assert found == {(m, d, s) for m in methods for d in (0.5, 0.2, 0.05, 0.01, 0.005) for s in ("dense", "sparse")}
     if scale is ScaleName.SHORT:
@@ -129,7 +135,7 @@ def test_the_constraint_is_watched_on_real_data_at_all_five_densities_from_both_
 
 
 def judged(number, **studies):
-    return next(v for v in claims.judge({name.replace("_", "-"): rows for name, rows in studies.items()}) if v.number == number)
+    return next(v for v in claims.evaluate_claims({name.replace("_", "-"): rows for name, rows in studies.items()}) if v.number == number)
 
 
 def cells(method, setting, quality, **more):
@@ -184,7 +190,7 @@ def test_the_range_of_rates_ends_at_the_first_failure():
 def test_bytes_and_rounds_are_compared():
     def sent(method, quality, count):
         label = {"task": "lr", "method": method, "setting": "tuned"}
-        return [row(label, r2=quality, bytes=dict.fromkeys(("up", "down", "up_formula", "down_formula"), count))]
+        return [row(label, r2=quality, bytes=dict.fromkeys(("up", "down", "up_paper_formula", "down_paper_formula"), count))]
 
     held = sent("flops-pa", 0.95, 200) + sent("fed-avg", 0.951, 4000) + sent("fed-iter-ht", 0.9, 100)
     assert judged(56, communication=held).verdict == "held"
@@ -193,7 +199,7 @@ def test_bytes_and_rounds_are_compared():
 
     def line(method, skew, values):
         label = {"task": "lr", "method": method, "setting": "tuned", "skew": skew, "part": "instances"}
-        return [row(label, curves={"round": list(range(1, len(values) + 1)), "r2": values}, best_possible=1.0)]
+        return [row(label, curves={"round": list(range(1, len(values) + 1)), "r2": values}, oracle_value=1.0)]
 
     slow, fast = [0.0, 0.5, 0.95], [0.5, 0.95, 0.95]
     rows = [r for skew in ("iid", "non-iid") for r in line("flops-pa", skew, fast) + line("fed-iter-ht", skew, slow)]
@@ -215,7 +221,7 @@ def test_a_miss_is_marked_and_a_failed_run_is_shown():
     table = tables.study_table("table-1", "about", "short", rows)
     verdicts = {(e["task"], e["measure"]): e["verdict"] for e in table.entries if e["method"] == "flops" and e["target"] == 0.05}
     assert verdicts["lr", "r2"] == "MISS"
-    assert "diverged" in table.markdown() and "why" in table.markdown()
+    assert "diverged" in table.to_markdown() and "why" in table.to_markdown()
     good = tables.study_table("table-1", "about", "short", cells("flops", "tuned", 0.92))
     entry = next(e for e in good.entries if e["measure"] == "r2" and e["target"] == 0.05 and e["method"] == "flops")
     assert entry["verdict"] == "reached" and round(entry["difference"], 3) == 0.011
@@ -223,7 +229,7 @@ def test_a_miss_is_marked_and_a_failed_run_is_shown():
 
 def test_a_narrow_terminal_leaves_out_details_and_says_so_a_wide_one_nothing():
     table = tables.study_table("table-1", "about", "short", cells("flops", "tuned", 0.92))
-    narrow, wide = table.rich(80), table.rich(400)
+    narrow, wide = table.to_rich(80), table.to_rich(400)
     shown = [column.header for column in narrow.columns]
     assert {"task", "method", "paper", "measured", "verdict"} <= set(shown) and not {"line", "difference"} & set(shown)
     assert "in the file, not here: truth, skew, line, difference" in narrow.caption

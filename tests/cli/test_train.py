@@ -26,8 +26,19 @@ def flags(*lists):
     return [part for pair in chosen.items() for part in pair] + strays
 
 
-SMALL = ["--data.rows", "300", "--data.features", "40", "--data.true-density", "0.1", "--density", "0.1", "--federation.clients", "10"]
-QUICK = [*SMALL, "--federation.participation", "0.3", "--rounds", "3", "--algorithm.steps", "4"]
+SMALL = [
+    "--data.num-examples",
+    "300",
+    "--data.num-features",
+    "40",
+    "--data.true-density",
+    "0.1",
+    "--density",
+    "0.1",
+    "--federation.clients",
+    "10",
+]
+QUICK = [*SMALL, "--federation.participation", "0.3", "--rounds", "3", "--algorithm.local-steps", "4"]
 PROMISED = [
     "run",
     "task",
@@ -43,7 +54,7 @@ PROMISED = [
     "bce",
     "micro_f1",
     "tdr",
-    "tdr_rows",
+    "tdr_features",
     "recall",
     "size",
     "nonzero",
@@ -53,8 +64,8 @@ PROMISED = [
     "bytes_down",
     "bytes_up_payload",
     "bytes_down_payload",
-    "bytes_up_formula",
-    "bytes_down_formula",
+    "bytes_up_paper_formula",
+    "bytes_down_paper_formula",
     "seconds",
 ]
 
@@ -86,23 +97,25 @@ def test_a_run_folder_holds_what_reproduces_and_explains_the_run(capsys, tmp_pat
     assert sum(row["bytes_up"] for row in rows) == result["bytes_up"]
     model = load_file(folder / "model.safetensors")
     assert len(model["index"]) == len(model["value"]) == 4 and (model["value"] != 0).all()
-    trace = np.load(folder / "trace.npz")
+    trace = np.load(folder / "supports.npz")
     assert trace["supports"].shape == (3, 4)
     assert (trace["gate_histogram"].sum(1) == 40).all()
     assert np.array_equal(trace["supports"][-1], model["index"])
 
 
 def test_bytes_may_be_sampled_and_the_result_says_so(capsys):
-    real, sampled = trained(capsys, "--method", "fed-avg"), trained(capsys, "--method", "fed-avg", "--bytes", "sampled")
-    assert (real["bytes_counted"], sampled["bytes_counted"]) == ("encoded", "sampled")
+    real, sampled = trained(capsys, "--algorithm", "fed-avg"), trained(capsys, "--algorithm", "fed-avg", "--byte-counting", "sampled")
+    assert (real["bytes_counted"], sampled["bytes_counted"]) == ("exact", "sampled")
     assert sampled["bytes_up"] == real["bytes_up"]  # dense messages all weigh the same
-    sparse = [trained(capsys, "--bytes", how)["bytes_up"] for how in ("encoded", "sampled")]
+    sparse = [trained(capsys, "--byte-counting", how)["bytes_up"] for how in ("exact", "sampled")]
     assert abs(sparse[1] - sparse[0]) < 0.1 * sparse[0]
 
 
 def test_the_resolved_configuration_gives_the_same_model_again(capsys, tmp_path):
     for method in ("flops-pa", "fed-l1"):
-        one = trained(capsys, "--method", method, "--out", f"{method}-one", "--algorithm.bits", "16", "--federation.weights", "sqrt")
+        one = trained(
+            capsys, "--algorithm", method, "--out", f"{method}-one", "--algorithm.bits", "16", "--federation.client-weighting", "sqrt"
+        )
         config = str(tmp_path / f"{method}-one" / "config.toml")
         assert main(["train", "--config", config, "--json", "--quiet", "--out", f"{method}-two"]) == 0
         again = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -114,7 +127,7 @@ def test_the_resolved_configuration_gives_the_same_model_again(capsys, tmp_path)
 
 
 def test_flags_win_over_the_settings_file(capsys, tmp_path):
-    (tmp_path / "s.toml").write_text('seed = 5\ndensity = 0.2\nmethod = "fed-avg"\n[data]\nrows = 200\n')
+    (tmp_path / "s.toml").write_text('seed = 5\ndensity = 0.2\nmethod = "fed-avg"\n[data]\nnum-examples = 200\n')
     assert main(["train", "--config", "s.toml", "--json", "--quiet", *QUICK, "--seed", "6"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["seed"] == 6 and result["method"] == "fed-avg"
@@ -145,21 +158,21 @@ def test_a_second_run_never_overwrites_the_first(capsys, tmp_path):
         (["--density", "0"], "density must be above 0"),
         (["--density", "1.5"], "density must be above 0 and at most 1"),
         (["--density", "0.001"], "keeps none; use at least 0.025"),
-        (["--federation.clients", "500"], "more than data.rows 300"),
+        (["--federation.clients", "500"], "more than data.num-examples 300"),
         (["--federation.participation", "0.01"], "picks nobody; use at least 0.1"),
         (["--federation.participation", "2"], "above 0 and at most 1"),
         (["--task", "nope"], "Choose from"),
-        (["--method", "fed-avgg"], 'Did you mean "fed-avg"'),
+        (["--algorithm", "fed-avgg"], 'Did you mean "fed-avg"'),
         (["--densty", "0.1"], "Did you mean --density"),
-        (["--data.row", "10"], "Did you mean --data.rows"),
+        (["--data.num-example", "10"], "Did you mean --data.num-examples"),
         (["--algorithm.shrinkage", "1"], "Unknown option"),
         (["--algorithm.density", "0.3"], "Unknown option"),
         (["--algorithm.bits", "7"], "Choose from"),
         (["--seed", "99999999999999999999999"], "below 2^63"),
-        (["--start", "nowhere.safetensors"], "cannot be read as safetensors"),
+        (["--init-weights", "nowhere.safetensors"], "cannot be read as safetensors"),
         (["--federation.alpha", "inf"], "finite"),
-        (["--algorithm.schedule", "cubic", "--algorithm.schedule-start", "0.9", "--algorithm.schedule-end", "0.1"], "must be before"),
-        (["--algorithm.start-density", "0.3"], "add --algorithm.schedule cubic or leave it out"),
+        (["--algorithm.density-schedule", "cubic", "--algorithm.anneal-start", "0.9", "--algorithm.anneal-end", "0.1"], "must be before"),
+        (["--algorithm.initial-density", "0.3"], "add --algorithm.density-schedule cubic or leave it out"),
         (["--federation.clients", "2.7"], "takes a whole number; got 2.7"),
         (["--seed", "1.5"], "takes a whole number; got 1.5"),
         (["--rounds", "0"], "rounds must be at least 1"),
@@ -182,7 +195,7 @@ def test_wrong_usage_is_one_line_and_exit_code_two(words, text, capsys, tmp_path
     ("settings", "text"),
     [
         ("denisty = 0.1", "Did you mean --density"),
-        ("[data]\nrowss = 5", "Did you mean --data.rows"),
+        ("[data]\nrowss = 5", "Did you mean --data.num-examples"),
         ("rounds = 'many'", "takes a whole number; got many"),
         ("[algorithm]\nsteps = 'x'", "takes a whole number; got x"),
         ("[federation]\nclients = 2.5", "takes a whole number; got 2.5"),
@@ -203,7 +216,18 @@ def test_a_wrong_settings_file_is_one_line_and_exit_code_two(settings, text, cap
 
 @pytest.mark.parametrize("step_rule", ["constant"])
 def test_divergence_is_said_and_what_there_is_is_kept(step_rule, capsys, tmp_path):
-    words = ["--algorithm.step-rule", step_rule, "--algorithm.rate", "0.3", "--rounds", "60", "--method", "fed-avg", "--out", "lost"]
+    words = [
+        "--algorithm.step-rule",
+        step_rule,
+        "--algorithm.learning-rate",
+        "0.3",
+        "--rounds",
+        "60",
+        "--algorithm",
+        "fed-avg",
+        "--out",
+        "lost",
+    ]
     assert main(["train", "--quiet", *flags(QUICK, words)]) == 1
     said = capsys.readouterr().err
     assert "diverged in round" in said and "lower the rate" in said and said.count("\n") == 1
@@ -221,7 +245,7 @@ def test_a_folder_nobody_can_write_is_refused(capsys, tmp_path):
 def test_an_interrupted_run_exits_130_and_keeps_its_rounds(capsys, tmp_path, monkeypatch):
     from fedsieve.experiments import runner
 
-    real = runner.execute
+    real = runner.run_rounds
 
     def interrupted(*arguments):
         for i, step in enumerate(real(*arguments)):
@@ -229,14 +253,14 @@ def test_an_interrupted_run_exits_130_and_keeps_its_rounds(capsys, tmp_path, mon
                 raise KeyboardInterrupt
             yield step
 
-    monkeypatch.setattr(runner, "execute", interrupted)
+    monkeypatch.setattr(runner, "run_rounds", interrupted)
     assert main(["train", "--quiet", *QUICK, "--out", "half"]) == 130
     assert len(read_metrics(tmp_path / "half")) == 2
 
 
 def test_compare_shows_means_and_paired_differences_at_equal_rounds_and_bytes(capsys):
-    words = ["--methods", "fed-iter-ht,fed-avg,flops", "--seeds", "1,2", "--rounds", "3", *SMALL, "--federation.participation", "0.3"]
-    assert main(["compare", *words, "--algorithm.steps", "4", "--json", "--quiet"]) == 0
+    words = ["--algorithms", "fed-iter-ht,fed-avg,flops", "--seeds", "1,2", "--rounds", "3", *SMALL, "--federation.participation", "0.3"]
+    assert main(["compare", *words, "--algorithm.local-steps", "4", "--json", "--quiet"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["seeds"] == [1, 2] and result["base"] == "fed-iter-ht"
     cheap, dense = result["methods"]["fed-iter-ht"], result["methods"]["fed-avg"]
@@ -249,7 +273,7 @@ def test_compare_shows_means_and_paired_differences_at_equal_rounds_and_bytes(ca
 
 def test_compare_prints_one_table_for_rounds_and_one_for_bytes(capsys):
     words = [
-        "--methods",
+        "--algorithms",
         "fed-iter-ht,fed-avg",
         "--seeds",
         "1,2",
@@ -258,7 +282,7 @@ def test_compare_prints_one_table_for_rounds_and_one_for_bytes(capsys):
         *SMALL,
         "--federation.participation",
         "0.3",
-        "--algorithm.steps",
+        "--algorithm.local-steps",
         "4",
     ]
     assert main(["compare", *words]) == 0
@@ -269,8 +293,8 @@ def test_compare_prints_one_table_for_rounds_and_one_for_bytes(capsys):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--methods", "fed-avg,nope"], "got nope"),
-        (["--methods", "fed-avg,fed-avg"], "twice"),
+        (["--algorithms", "fed-avg,nope"], "got nope"),
+        (["--algorithms", "fed-avg,fed-avg"], "twice"),
         (["--seeds", "1,x"], "whole numbers"),
         (["--seeds", "1,1"], "each once"),
     ],
@@ -283,10 +307,10 @@ def test_compare_refuses_what_it_cannot_compare(words, text, capsys):
 def test_a_confidence_interval_is_the_t_interval():
     from scipy import stats
 
-    from fedsieve.experiments.compare import paired
+    from fedsieve.experiments.compare import paired_difference
 
     values, base = [0.9, 0.95, 0.93, 0.99], [0.8, 0.9, 0.91, 0.92]
-    found = paired(values, base)
+    found = paired_difference(values, base)
     low, high = stats.ttest_rel(values, base).confidence_interval()
     assert found["difference"] - found["interval"] == pytest.approx(low)
     assert found["difference"] + found["interval"] == pytest.approx(high)

@@ -9,9 +9,9 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 
 from fedsieve.cli import doctor
-from fedsieve.cli.main import COMMANDS, PLAIN, main
+from fedsieve.cli.main import COMMANDS, SIMPLE_COMMANDS, main
 
-KNOWN = {*COMMANDS, *PLAIN, "data", "flower", "completion"}
+KNOWN = {*COMMANDS, *SIMPLE_COMMANDS, "data", "flower", "completion"}
 
 
 @pytest.fixture(autouse=True)
@@ -63,8 +63,8 @@ def test_the_doctor_says_how_to_get_what_is_missing(capsys, monkeypatch):
     monkeypatch.setattr(doctor, "version", nothing)
     assert main(["doctor", "--json"]) == 1
     found = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
-    assert found["scipy"]["state"] == "WRONG" and "pip install scipy" in found["scipy"]["says"]
-    assert found["onnx"]["state"] == "-" and "pip install 'fedsieve[onnx]'" in found["onnx"]["says"]
+    assert found["scipy"]["state"] == "WRONG" and "pip install scipy" in found["scipy"]["detail"]
+    assert found["onnx"]["state"] == "-" and "pip install 'fedsieve[onnx]'" in found["onnx"]["detail"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -6,15 +6,15 @@ import torch
 from scipy import optimize, stats
 
 from fedsieve.core.aggregation import (
-    Mean,
-    Weighting,
-    cohort_weights,
+    Aggregator,
+    ClientWeighting,
+    client_weights,
     geometric_median,
+    krum_selection,
     mean,
     median,
-    nearest,
     riemannian_mean,
-    robust,
+    robust_aggregate,
     trimmed_mean,
 )
 
@@ -25,26 +25,26 @@ def vectors(k=3, n=20):
     return torch.randn(k, n, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("kind", Weighting)
+@pytest.mark.parametrize("kind", ClientWeighting)
 def test_weights_of_a_cohort_add_up_to_one(kind):
-    assert float(cohort_weights(EXAMPLES, kind, torch.float64).sum()) == pytest.approx(1)
+    assert float(client_weights(EXAMPLES, kind, torch.float64).sum()) == pytest.approx(1)
 
 
 def test_the_weightings_are_what_they_are_called():
-    assert cohort_weights(EXAMPLES, Weighting.EXAMPLES, torch.float64).tolist() == pytest.approx([0.05, 0.2, 0.75])
-    assert cohort_weights(EXAMPLES, Weighting.UNIFORM, torch.float64).tolist() == pytest.approx([1 / 3] * 3)
+    assert client_weights(EXAMPLES, ClientWeighting.EXAMPLES, torch.float64).tolist() == pytest.approx([0.05, 0.2, 0.75])
+    assert client_weights(EXAMPLES, ClientWeighting.UNIFORM, torch.float64).tolist() == pytest.approx([1 / 3] * 3)
     roots = torch.tensor(EXAMPLES, dtype=torch.float64).sqrt()
-    assert torch.allclose(cohort_weights(EXAMPLES, Weighting.SQRT, torch.float64), roots / roots.sum())
+    assert torch.allclose(client_weights(EXAMPLES, ClientWeighting.SQRT, torch.float64), roots / roots.sum())
 
 
 def test_the_mean_is_the_weighted_sum():
-    weights = cohort_weights(EXAMPLES, Weighting.EXAMPLES, torch.float64)
+    weights = client_weights(EXAMPLES, ClientWeighting.EXAMPLES, torch.float64)
     torch.testing.assert_close(mean(vectors(), weights), weights @ vectors())
 
 
 def test_the_riemannian_mean_of_equal_vectors_is_that_vector():
     v = vectors(1)[0]
-    torch.testing.assert_close(riemannian_mean(v.expand(3, -1), cohort_weights(EXAMPLES, Weighting.RIEMANNIAN, torch.float64)), v)
+    torch.testing.assert_close(riemannian_mean(v.expand(3, -1), client_weights(EXAMPLES, ClientWeighting.RIEMANNIAN, torch.float64)), v)
 
 
 def test_the_riemannian_mean_of_two_vectors_lies_on_their_great_circle_at_the_weighted_angle():
@@ -55,8 +55,8 @@ def test_the_riemannian_mean_of_two_vectors_lies_on_their_great_circle_at_the_we
 
 
 def test_the_riemannian_mean_cancels_all_pulls_on_the_sphere():
-    weights = cohort_weights(EXAMPLES, Weighting.EXAMPLES, torch.float64)
-    point = riemannian_mean(vectors(), weights, iterations=60)
+    weights = client_weights(EXAMPLES, ClientWeighting.EXAMPLES, torch.float64)
+    point = riemannian_mean(vectors(), weights, num_iterations=60)
     point = point / point.norm()
     unit = vectors() / vectors().norm(dim=-1, keepdim=True)
     cosine = unit @ point
@@ -73,7 +73,7 @@ def test_a_client_that_sends_zeros_has_no_direction_and_no_say_in_it():
 
 # Robust means
 
-ROBUST = [kind for kind in Mean if kind is not Mean.WEIGHTED]
+ROBUST = [kind for kind in Aggregator if kind is not Aggregator.WEIGHTED]
 
 
 def uniform(k):
@@ -124,14 +124,14 @@ def test_krum_keeps_those_with_the_nearest_neighbours():
         min(sum(float(distance[i, j]) for j in chosen) for chosen in combinations([j for j in range(8) if j != i], 8 - hostile - 2))
         for i in range(8)
     ]
-    assert nearest(each, hostile).nonzero()[:, 0].tolist() == sorted(np.argsort(score)[: 8 - hostile].tolist())
+    assert krum_selection(each, hostile).nonzero()[:, 0].tolist() == sorted(np.argsort(score)[: 8 - hostile].tolist())
 
 
 @pytest.mark.parametrize("kind", ROBUST)
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_clients_that_agree_are_believed_however_few(kind, k):
     v = vectors(1)
-    found = robust({"theta": v.expand(k, -1)}, uniform(k), kind, 0.3)
+    found = robust_aggregate({"theta": v.expand(k, -1)}, uniform(k), kind, 0.3)
     torch.testing.assert_close(found["theta"], v[0])
 
 
@@ -141,21 +141,21 @@ def test_three_hostile_clients_of_ten_cannot_move_a_robust_mean_far(kind, size):
     """Breakdown: however far they go, the mean stays among the honest replies; the weighted mean goes with them."""
     honest = 1 + 0.1 * vectors(7)
     hostile = torch.full((3, 20), -size, dtype=torch.float64)
-    found = robust({"theta": torch.cat((honest, hostile))}, uniform(10), kind, 0.3)["theta"]
+    found = robust_aggregate({"theta": torch.cat((honest, hostile))}, uniform(10), kind, 0.3)["theta"]
     assert ((found > honest.amin(0) - 0.15) & (found < honest.amax(0) + 0.15)).all()
     assert mean(torch.cat((honest, hostile)), uniform(10)).max() < -1
 
 
-@pytest.mark.parametrize("kind", [Mean.MEDIAN, Mean.GEOMETRIC])
+@pytest.mark.parametrize("kind", [Aggregator.MEDIAN, Aggregator.GEOMETRIC_MEDIAN])
 def test_beyond_half_of_the_weight_no_mean_can_hold(kind):
     each = torch.cat((vectors(4), torch.full((5, 20), 1e6, dtype=torch.float64)))
-    assert robust({"theta": each}, uniform(9), kind, 0.3)["theta"].min() > 1e5
+    assert robust_aggregate({"theta": each}, uniform(9), kind, 0.3)["theta"].min() > 1e5
 
 
 def test_beyond_what_it_tolerates_the_trimmed_mean_does_not_hold():
     each = torch.cat((vectors(8), torch.full((2, 20), 1e6, dtype=torch.float64)))
-    assert robust({"theta": each}, uniform(10), Mean.TRIMMED, 0.2)["theta"].max() < 10
-    assert robust({"theta": each}, uniform(10), Mean.TRIMMED, 0.1)["theta"].min() > 1e4
+    assert robust_aggregate({"theta": each}, uniform(10), Aggregator.TRIMMED, 0.2)["theta"].max() < 10
+    assert robust_aggregate({"theta": each}, uniform(10), Aggregator.TRIMMED, 0.1)["theta"].min() > 1e4
 
 
 @pytest.mark.parametrize("kind", ROBUST)
@@ -163,15 +163,15 @@ def test_coordinates_nobody_speaks_of_do_not_move_and_do_not_matter(kind):
     narrow = vectors(5, 6)
     wide = torch.zeros(5, 20, dtype=torch.float64)
     wide[:, 3:9] = narrow
-    found = robust({"theta": wide}, uniform(5), kind, 0.2)["theta"]
+    found = robust_aggregate({"theta": wide}, uniform(5), kind, 0.2)["theta"]
     assert not found[:3].any() and not found[9:].any()
-    torch.testing.assert_close(found[3:9], robust({"theta": narrow}, uniform(5), kind, 0.2)["theta"])
+    torch.testing.assert_close(found[3:9], robust_aggregate({"theta": narrow}, uniform(5), kind, 0.2)["theta"])
 
 
-@pytest.mark.parametrize("kind", [Mean.KRUM, Mean.GEOMETRIC])
+@pytest.mark.parametrize("kind", [Aggregator.KRUM, Aggregator.GEOMETRIC_MEDIAN])
 def test_a_client_is_judged_by_all_it_sent_and_no_part_drowns_the_other(kind):
     """Gates a thousand times as large as weights do not hide a client that lies in its weights."""
     gates, weights = 1e3 * vectors(7), torch.ones(7, 20, dtype=torch.float64) + 0.1 * vectors(7)
     weights[6] = -50.0
-    found = robust({"theta": weights, "gate": gates}, uniform(7), kind, 0.2)
+    found = robust_aggregate({"theta": weights, "gate": gates}, uniform(7), kind, 0.2)
     assert ((found["theta"] > 0.5) & (found["theta"] < 1.5)).all()

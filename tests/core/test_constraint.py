@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedsieve.core import constraint
-from fedsieve.core.constraint import Form
+from fedsieve.core.constraint import ConstraintScale
 from fedsieve.core.gates import HardConcrete, active_probability
 
 SHAPE = HardConcrete()
@@ -14,11 +14,11 @@ def log_alpha(*shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 
 
-@pytest.mark.parametrize(("form", "total"), [(Form.COUNT, torch.sum), (Form.PAPER, torch.mean)])
+@pytest.mark.parametrize(("form", "total"), [(ConstraintScale.SUM, torch.sum), (ConstraintScale.MEAN, torch.mean)])
 def test_the_slope_is_the_derivative_of_the_multiplied_constraint(form, total):
     phi = log_alpha(30).requires_grad_()
     (grad,) = torch.autograd.grad(1.7 * (total(active_probability(SHAPE, phi)) - 0.05), phi)
-    found = constraint.slope(SHAPE, phi.detach(), torch.tensor(1.7, dtype=torch.float64), form, 30)
+    found = constraint.penalty_gradient(SHAPE, phi.detach(), torch.tensor(1.7, dtype=torch.float64), form, 30)
     torch.testing.assert_close(found, grad)
 
 
@@ -37,7 +37,7 @@ def charged(phi, density, rate, steps):
     """The distance of the density to its target, in logarithms, after each natural step of the dual."""
     gaps = []
     for _ in range(steps):
-        phi = phi - constraint.price(SHAPE, phi, density, rate)
+        phi = phi - constraint.mirror_step(SHAPE, phi, density, rate)
         gaps.append(float(active_probability(SHAPE, phi).mean().log()) - log(density))
     return phi, gaps
 
@@ -48,7 +48,7 @@ def test_natural_steps_come_to_the_exact_shift_without_overshooting_whatever_the
     phi = 2 * log_alpha(2000) + start
     found, gaps = charged(phi, density, 1.0, 200)
     assert abs(gaps[-1]) < 1e-9
-    torch.testing.assert_close(found, phi + constraint.exact_shift(SHAPE, phi, density), atol=1e-3, rtol=0)  # that one's gates are clamped
+    torch.testing.assert_close(found, phi + constraint.bisect_shift(SHAPE, phi, density), atol=1e-3, rtol=0)  # that one's gates are clamped
     side = 1 if float(active_probability(SHAPE, phi).mean()) > density else -1
     assert all(side * gap > -1e-9 for gap in gaps)
 
@@ -61,21 +61,21 @@ def test_a_natural_rate_below_two_converges_and_one_above_does_not():
 
 def test_a_natural_step_is_finite_where_every_gate_is_far_beyond_its_limits():
     shut = torch.full((1000,), -400.0)
-    assert float(constraint.price(SHAPE, shut, 0.05, 1.0)) == pytest.approx(-400.0 + SHAPE.offset - log(0.05))
+    assert float(constraint.mirror_step(SHAPE, shut, 0.05, 1.0)) == pytest.approx(-400.0 + SHAPE.offset - log(0.05))
 
 
 def test_cooling_multiplies_the_logit_of_the_open_probability():
     phi = log_alpha(30)
-    found = active_probability(SHAPE, constraint.cooled(SHAPE, phi, 3.0))
+    found = active_probability(SHAPE, constraint.cool(SHAPE, phi, 3.0))
     torch.testing.assert_close(torch.logit(found), 3.0 * torch.logit(active_probability(SHAPE, phi)))
-    assert constraint.cooled(SHAPE, phi, 1.0) is phi
+    assert constraint.cool(SHAPE, phi, 1.0) is phi
 
 
 def test_gates_that_matter_alike_part_when_cooled_under_a_tight_constraint():
     phi = 0.1 * log_alpha(1000)
     for _ in range(24):
-        phi = constraint.cooled(SHAPE, phi, 2.0)
-        phi = constraint.shifted(phi, constraint.exact_shift(SHAPE, phi, 0.01))
+        phi = constraint.cool(SHAPE, phi, 2.0)
+        phi = constraint.shift_log_alpha(phi, constraint.bisect_shift(SHAPE, phi, 0.01))
     stay = active_probability(SHAPE, phi) > 0.5
     assert int(stay.sum()) == 10
     assert torch.equal(stay.nonzero()[:, 0], log_alpha(1000).topk(10).indices.sort().values)
@@ -84,30 +84,30 @@ def test_gates_that_matter_alike_part_when_cooled_under_a_tight_constraint():
 @pytest.mark.parametrize("density", [0.5, 0.05, 0.005])
 def test_the_exact_shift_makes_the_constraint_tight_for_every_client(density):
     phi = 2 * log_alpha(3, 2000) + 2
-    moved = constraint.shifted(phi, constraint.exact_shift(SHAPE, phi, density))
+    moved = constraint.shift_log_alpha(phi, constraint.bisect_shift(SHAPE, phi, density))
     torch.testing.assert_close(active_probability(SHAPE, moved).mean(-1), torch.full((3,), density, dtype=torch.float64), atol=1e-9, rtol=0)
 
 
 def test_the_exact_shift_reaches_gates_that_were_cooled_far_beyond_their_limits():
-    phi = constraint.cooled(SHAPE, log_alpha(1000) - 6, 1000.0)
-    moved = constraint.shifted(phi, constraint.exact_shift(SHAPE, phi, 0.05, halvings=80))
+    phi = constraint.cool(SHAPE, log_alpha(1000) - 6, 1000.0)
+    moved = constraint.shift_log_alpha(phi, constraint.bisect_shift(SHAPE, phi, 0.05, num_halvings=80))
     assert int((active_probability(SHAPE, moved) > 0.5).sum()) == 50
 
 
 def test_the_exact_shift_opens_gates_that_are_too_few_and_leaves_a_tight_constraint_alone():
     phi = torch.full((10,), -6.0, dtype=torch.float64)
-    moved = constraint.shifted(phi, constraint.exact_shift(SHAPE, phi, 0.5))
+    moved = constraint.shift_log_alpha(phi, constraint.bisect_shift(SHAPE, phi, 0.5))
     assert float(active_probability(SHAPE, moved).mean()) == pytest.approx(0.5)
-    assert float(constraint.exact_shift(SHAPE, moved, 0.5)) == pytest.approx(0.0, abs=1e-9)
+    assert float(constraint.bisect_shift(SHAPE, moved, 0.5)) == pytest.approx(0.0, abs=1e-9)
 
 
 def test_two_values_with_shares_are_shifted_like_all_the_gates_they_stand_for():
     phi = torch.tensor([3.0] * 20 + [-1.0] * 80, dtype=torch.float64)
     two, shares = torch.tensor([3.0, -1.0], dtype=torch.float64), torch.tensor([0.2, 0.8], dtype=torch.float64)
-    assert float(constraint.exact_shift(SHAPE, two, 0.1, shares)) == pytest.approx(float(constraint.exact_shift(SHAPE, phi, 0.1)))
+    assert float(constraint.bisect_shift(SHAPE, two, 0.1, shares)) == pytest.approx(float(constraint.bisect_shift(SHAPE, phi, 0.1)))
 
 
 def test_the_clamp_on_log_alpha_leaves_room_for_half_a_percent():
     floor = active_probability(SHAPE, torch.tensor([-12.0], dtype=torch.float64))
-    assert constraint.least_density(SHAPE) == pytest.approx(float(floor))
-    assert constraint.least_density(SHAPE) < 0.005 / 100
+    assert constraint.min_density(SHAPE) == pytest.approx(float(floor))
+    assert constraint.min_density(SHAPE) < 0.005 / 100

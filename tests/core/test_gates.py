@@ -37,26 +37,26 @@ def test_the_slope_is_the_derivative_that_autograd_finds():
     s = torch.sigmoid((torch.logit(noise) + log_alpha) / 0.66)
     (grad,) = torch.autograd.grad(torch.clamp(s * 1.2 - 0.1, 0, 1).sum(), log_alpha)
     found = gates.sample(SHAPE, LOG_ALPHA, noise)
-    torch.testing.assert_close(found.slope, grad)
-    assert (found.slope[(found.value == 0) | (found.value == 1)] == 0).all()
+    torch.testing.assert_close(found.derivative, grad)
+    assert (found.derivative[(found.value == 0) | (found.value == 1)] == 0).all()
 
 
 def test_the_median_gate_is_closed_exactly_where_a_gate_is_open_less_than_half_the_time():
-    closed = gates.at_test_time(SHAPE, LOG_ALPHA) == 0
+    closed = gates.test_gates(SHAPE, LOG_ALPHA) == 0
     assert torch.equal(closed, gates.active_probability(SHAPE, LOG_ALPHA) < 0.5)
     assert closed.any() and not closed.all()
 
 
 def test_the_median_gate_is_the_sample_at_half_noise_and_the_plain_gate_has_no_temperature():
     half = gates.sample(SHAPE, LOG_ALPHA, torch.full_like(LOG_ALPHA, 0.5)).value
-    torch.testing.assert_close(gates.at_test_time(SHAPE, LOG_ALPHA), half)
+    torch.testing.assert_close(gates.test_gates(SHAPE, LOG_ALPHA), half)
     plain = torch.clamp(torch.sigmoid(LOG_ALPHA) * 1.2 - 0.1, 0, 1)
-    torch.testing.assert_close(gates.at_test_time(SHAPE, LOG_ALPHA, GateAtTest.PLAIN), plain)
+    torch.testing.assert_close(gates.test_gates(SHAPE, LOG_ALPHA, GateAtTest.NO_TEMPERATURE), plain)
 
 
 def test_the_exact_inverse_undoes_the_median_gate_where_it_is_neither_open_nor_closed():
     inside = torch.linspace(-1.5, 1.5, 11, dtype=torch.float64)
-    torch.testing.assert_close(gates.exact_inverse(SHAPE, gates.at_test_time(SHAPE, inside)), inside)
+    torch.testing.assert_close(gates.exact_inverse(SHAPE, gates.test_gates(SHAPE, inside)), inside)
     assert gates.exact_inverse(SHAPE, torch.tensor([0.0, 1.0])).abs().max() < 1.59
 
 
@@ -68,7 +68,7 @@ def test_the_papers_inverse_stays_finite_at_closed_and_open_gates():
 
 
 def test_initial_gates_have_the_papers_mean_and_variance():
-    start = gates.initial(uniform(100_000), 0.95)
+    start = gates.initial_log_alpha(uniform(100_000), 0.95)
     assert abs(float(start.mean()) - 2.9444) < 0.002
     assert abs(float(start.var()) - 0.01) < 0.0003
 
@@ -83,4 +83,4 @@ def test_the_entropy_slope_is_the_derivative_of_the_entropy():
     log_alpha = LOG_ALPHA.clone().requires_grad_()
     p = torch.sigmoid(log_alpha + SHAPE.offset)
     (grad,) = torch.autograd.grad(-(p * p.log() + (1 - p) * (1 - p).log()).sum(), log_alpha)
-    torch.testing.assert_close(gates.entropy_slope(SHAPE, LOG_ALPHA), grad)
+    torch.testing.assert_close(gates.entropy_derivative(SHAPE, LOG_ALPHA), grad)

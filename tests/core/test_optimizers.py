@@ -20,7 +20,7 @@ def test_steps_are_those_of_torch_optim(kind, oracle):
     gradients = torch.randn(12, 7, dtype=torch.float64)
     theirs = torch.zeros(7, dtype=torch.float64, requires_grad=True)
     optimizer = oracle([theirs])
-    ours, moments = torch.zeros(7, dtype=torch.float64), optimizers.no_moments(torch.zeros(7, dtype=torch.float64))
+    ours, moments = torch.zeros(7, dtype=torch.float64), optimizers.initial_moments(torch.zeros(7, dtype=torch.float64))
     for gradient in gradients:
         theirs.grad = gradient.clone()
         optimizer.step()
@@ -29,15 +29,15 @@ def test_steps_are_those_of_torch_optim(kind, oracle):
 
 
 def test_cosine_decay_goes_from_one_to_its_end():
-    assert optimizers.cosine(0.0, 0.1) == 1
-    assert optimizers.cosine(1.0, 0.1) == pytest.approx(0.1)
-    assert optimizers.cosine(0.5, 0.0) == pytest.approx(0.5)
+    assert optimizers.cosine_decay(0.0, 0.1) == 1
+    assert optimizers.cosine_decay(1.0, 0.1) == pytest.approx(0.1)
+    assert optimizers.cosine_decay(0.5, 0.0) == pytest.approx(0.5)
 
 
 def test_clipping_shortens_only_what_is_too_long():
     g = torch.tensor([[3.0, 4.0], [0.3, 0.4]], dtype=torch.float64)
-    torch.testing.assert_close(optimizers.clipped(g, 1.0), torch.tensor([[0.6, 0.8], [0.3, 0.4]], dtype=torch.float64))
-    assert optimizers.clipped(g, inf) is g
+    torch.testing.assert_close(optimizers.clip_norm(g, 1.0), torch.tensor([[0.6, 0.8], [0.3, 0.4]], dtype=torch.float64))
+    assert optimizers.clip_norm(g, inf) is g
 
 
 def test_a_polyak_step_with_factor_one_reaches_the_zero_of_a_linear_loss():

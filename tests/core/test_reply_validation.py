@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from fedsieve.algorithms import METHODS, algorithm_class
-from fedsieve.core.packets import Coding, Packet, Values, opening
-from fedsieve.core.reply_validation import Screen, screened
-from fedsieve.core.types import Bytes, Clock, Exchanged, Reply
+from fedsieve.algorithms import ALGORITHMS, algorithm_class
+from fedsieve.core.packets import Coding, Packet, QuantizedField, seed_packet
+from fedsieve.core.reply_validation import ReplyLimits, validate_replies
+from fedsieve.core.types import Clock, ExchangeResult, Reply, Traffic
 
 SIZE = 12
 METHOD = algorithm_class("fed-avg")(density=0.5)
@@ -14,7 +14,7 @@ CLOCK = Clock(0, 10)
 
 
 def packet(values, support=None, field="theta", size=SIZE):
-    return Packet(size, support, {field: Values(torch.as_tensor(values, dtype=torch.float32), None, Coding.FLOAT32)}, {})
+    return Packet(size, support, {field: QuantizedField(torch.as_tensor(values, dtype=torch.float32), None, Coding.FLOAT32)}, {})
 
 
 SENT = packet(torch.linspace(-1, 1, SIZE))
@@ -25,8 +25,10 @@ def moved_by(step):
 
 
 def screen(replies, cohort=None, **limits):
-    came = Exchanged(replies, [(99, "lost on the way")], Bytes(), Bytes())
-    found = screened(METHOD, SENT, came, list(range(len(replies))) if cohort is None else cohort, CLOCK, Screen(**limits), torch.float32)
+    came = ExchangeResult(replies, [(99, "lost on the way")], Traffic(), Traffic())
+    found = validate_replies(
+        METHOD, SENT, came, list(range(len(replies))) if cohort is None else cohort, CLOCK, ReplyLimits(**limits), torch.float32
+    )
     assert (99, "lost on the way") in found.rejected
     return [reply.client for reply in found.replies], dict(found.rejected)
 
@@ -37,8 +39,8 @@ MALFORMED = {
     "expected theta": [
         packet(torch.zeros(SIZE), field="gates"),
         Packet(SIZE, None, {}, {}),
-        opening(1, SIZE),
-        GOOD._replace(scalars={"rest_gate": torch.tensor(0.0)}),
+        seed_packet(1, SIZE),
+        GOOD._replace(scalars={"default_gate": torch.tensor(0.0)}),
     ],
     "parameters": [packet(torch.zeros(SIZE + 1), size=SIZE + 1)],
     "positions": [
@@ -53,8 +55,8 @@ MALFORMED = {
         packet(torch.zeros(5), HALF),
         packet(torch.zeros(3)),
         packet(torch.zeros(1, SIZE)),
-        GOOD._replace(fields={"theta": Values(torch.zeros(SIZE, dtype=torch.int8), None, Coding.LEVELS8)}),
-        GOOD._replace(fields={"theta": Values(torch.zeros(SIZE, dtype=torch.float64), None, Coding.FLOAT32)}),
+        GOOD._replace(fields={"theta": QuantizedField(torch.zeros(SIZE, dtype=torch.int8), None, Coding.LEVELS8)}),
+        GOOD._replace(fields={"theta": QuantizedField(torch.zeros(SIZE, dtype=torch.float64), None, Coding.FLOAT32)}),
     ],
 }
 
@@ -81,7 +83,7 @@ def test_the_largest_float_is_a_number_still():
 
 @pytest.mark.parametrize("examples", [0, -1, 101, 2**70, float("nan")])
 def test_a_claim_of_examples_outside_its_bounds_is_rejected(examples):
-    kept, rejected = screen([Reply(0, GOOD, 100), Reply(1, GOOD, examples)], most_examples=100)
+    kept, rejected = screen([Reply(0, GOOD, 100), Reply(1, GOOD, examples)], max_claimed_examples=100)
     assert kept == [0]
     assert "claims" in rejected[1]
 
@@ -94,34 +96,34 @@ def test_a_second_reply_and_one_of_a_client_that_was_not_asked_are_rejected():
 
 def test_a_difference_far_longer_than_the_cohorts_median_and_than_the_model_is_rejected():
     replies = [Reply(client, moved_by(step), 5) for client, step in enumerate((0.1, 0.1, 0.1, 0.6, 5.0))]
-    assert screen(replies, norm_limit=5.0)[0] == [0, 1, 2, 3]
-    assert screen(replies, norm_limit=100.0)[0] == [0, 1, 2, 3, 4]
+    assert screen(replies, max_norm_ratio=5.0)[0] == [0, 1, 2, 3]
+    assert screen(replies, max_norm_ratio=100.0)[0] == [0, 1, 2, 3, 4]
     assert screen(replies)[0] == [0, 1, 2, 3, 4]
 
 
 def test_a_difference_shorter_than_the_model_passes_however_short_the_others_are():
     replies = [Reply(client, moved_by(step), 5) for client, step in enumerate((1e-6, 1e-6, 1e-6, 0.5))]
-    assert screen(replies, norm_limit=5.0)[0] == [0, 1, 2, 3]
+    assert screen(replies, max_norm_ratio=5.0)[0] == [0, 1, 2, 3]
 
 
 def test_a_number_that_is_none_does_not_move_the_median():
     replies = [Reply(client, moved_by(step), 5) for client, step in enumerate((0.1, 0.1, 5.0, *[float("nan")] * 3))]
-    assert screen(replies, norm_limit=10.0)[0] == [0, 1]
+    assert screen(replies, max_norm_ratio=10.0)[0] == [0, 1]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ALGORITHMS)
 def test_a_reply_that_repeats_the_broadcast_has_no_difference(method):
     """Where both directions speak of the same thing; gradients and updates are differences themselves."""
     algorithm = algorithm_class(method)(density=0.5)
-    if not algorithm.reply_fields & {"theta", "weights"}:
+    if not algorithm.all_reply_fields & {"theta", "weights"}:
         return
-    from fedsieve.core.random import server_drawer
+    from fedsieve.core.random import server_sampler
     from fedsieve.core.types import Clock, Layout
 
-    draw, clock = server_drawer(0, 0, 0, torch.float64), Clock(0, 4)
+    draw, clock = server_sampler(0, 0, 0, torch.float64), Clock(0, 4)
     server = algorithm.init(Layout(SIZE, {"all": (slice(0, SIZE), (SIZE,))}), torch.randn(SIZE, dtype=torch.float64), draw)
     sent = algorithm.broadcast(server, clock, draw)
-    for part in algorithm.moved(sent, [Reply(0, sent, 1)], torch.float64).values():
+    for part in algorithm.client_deltas(sent, [Reply(0, sent, 1)], torch.float64).values():
         assert not part.any()
 
 
@@ -130,20 +132,25 @@ def test_a_reply_that_repeats_the_broadcast_has_no_difference(method):
     [
         ("spread", 1.0, (1.5, -1e-9), "lies between 0 and 1"),
         ("kept_gate", 12.0, (13.0, -1e30), "outside its limits"),
-        ("rest_gate", 12.0, (13.0, -1e30), "outside its limits"),
+        ("default_gate", 12.0, (13.0, -1e30), "outside its limits"),
         ("signs", 1.0, (1.5, -1e-9), "lies between 0 and 1"),
     ],
 )
 def test_a_gate_or_a_share_outside_its_limits_is_rejected(name, sound, wrong, reason):
     algorithm = algorithm_class("sieve")(density=0.5)
-    usual = {"kept_gate": torch.tensor(1.0), "rest_gate": torch.tensor(0.0), "signs": torch.tensor(0.1), "spread": torch.tensor(0.1)}
+    usual = {
+        "kept_gate": torch.tensor(1.0),
+        "default_gate": torch.tensor(0.0),
+        "signs": torch.tensor(0.1),
+        "spread": torch.tensor(0.1),
+    }
 
     def reply(number):
         return packet(torch.ones(SIZE), field="update")._replace(scalars=usual | {name: torch.tensor(number)})
 
     sent = packet(torch.ones(SIZE), field="weights")._replace(scalars=usual)
-    came = Exchanged([Reply(i, reply(number), 1) for i, number in enumerate((sound, *wrong))], [], Bytes(), Bytes())
-    found = screened(algorithm, sent, came, [0, 1, 2], CLOCK, Screen(), torch.float32)
+    came = ExchangeResult([Reply(i, reply(number), 1) for i, number in enumerate((sound, *wrong))], [], Traffic(), Traffic())
+    found = validate_replies(algorithm, sent, came, [0, 1, 2], CLOCK, ReplyLimits(), torch.float32)
     assert [r.client for r in found.replies] == [0]
     assert all(reason in dict(found.rejected)[client] for client in (1, 2))
 
@@ -151,9 +158,14 @@ def test_a_gate_or_a_share_outside_its_limits_is_rejected(name, sound, wrong, re
 def test_how_many_signs_a_reply_asks_for_is_no_distance():
     """A reply that moves little is not far because it asks for more signs than were sent."""
     algorithm = algorithm_class("sieve")(density=0.5)
-    scalars = {"kept_gate": torch.tensor(1.0), "rest_gate": torch.tensor(0.0), "signs": torch.tensor(1e-6), "spread": torch.tensor(0.1)}
+    scalars = {
+        "kept_gate": torch.tensor(1.0),
+        "default_gate": torch.tensor(0.0),
+        "signs": torch.tensor(1e-6),
+        "spread": torch.tensor(0.1),
+    }
     sent = packet(torch.full((SIZE,), 1e-6), field="weights")._replace(scalars=scalars)
     small = packet(torch.full((SIZE,), 1e-6), field="update")
     asking = [small._replace(scalars=scalars | {"signs": torch.tensor(asked)}) for asked in (1e-6, 1e-6, 1.0)]
-    came = Exchanged([Reply(i, said, 1) for i, said in enumerate(asking)], [], Bytes(), Bytes())
-    assert not screened(algorithm, sent, came, [0, 1, 2], CLOCK, Screen(norm_limit=2.0), torch.float32).rejected
+    came = ExchangeResult([Reply(i, said, 1) for i, said in enumerate(asking)], [], Traffic(), Traffic())
+    assert not validate_replies(algorithm, sent, came, [0, 1, 2], CLOCK, ReplyLimits(max_norm_ratio=2.0), torch.float32).rejected

@@ -13,9 +13,9 @@ from scipy.sparse import csr_matrix
 from fedsieve.cli import data
 from fedsieve.cli.main import main
 from fedsieve.data import builtin, downloads, mnist, rcv1
-from fedsieve.data.builtin import Files, Source
-from fedsieve.data.downloads import DataError, Known
-from fedsieve.data.federated_dataset import Spread
+from fedsieve.data.builtin import BuiltinFiles, Source
+from fedsieve.data.downloads import DataError, DataFile
+from fedsieve.data.federated_dataset import PartitionSpec
 from fedsieve.data.partition import Partition
 
 RNG = np.random.default_rng(0)
@@ -31,7 +31,7 @@ def nothing_remembered():
 
 
 def idx_bytes(array):
-    magic = mnist.IMAGES if array.ndim == 3 else mnist.LABELS
+    magic = mnist.IMAGES_MAGIC if array.ndim == 3 else mnist.LABELS_MAGIC
     return np.array([magic, *array.shape], ">i4").tobytes() + array.tobytes()
 
 
@@ -60,13 +60,13 @@ def test_mnist_is_found_in_every_layout(tmp_path, inner, packed):
 def test_emnist_is_turned_upright_and_a_lone_test_file_is_cut_in_two(tmp_path):
     put(tmp_path / "gzip" / "emnist-byclass-test-images-idx3-ubyte", idx_bytes(IMAGES), True)
     put(tmp_path / "gzip" / "emnist-byclass-test-labels-idx1-ubyte", idx_bytes(LABELS), True)
-    (x, _), (test_x, _), note = mnist.emnist(tmp_path)
+    (x, _), (test_x, _), note = mnist.read_emnist(tmp_path)
     assert len(x) + len(test_x) == 30
     assert np.array_equal(x[0], IMAGES[0].T)
     assert "test file only" in note
     put(tmp_path / "gzip" / "emnist-byclass-train-images-idx3-ubyte", idx_bytes(IMAGES[:12]), True)
     put(tmp_path / "gzip" / "emnist-byclass-train-labels-idx1-ubyte", idx_bytes(LABELS[:12]), True)
-    (x, _), (test_x, _), note = mnist.emnist(tmp_path)
+    (x, _), (test_x, _), note = mnist.read_emnist(tmp_path)
     assert (len(x), len(test_x), note) == (12, 30, None)
 
 
@@ -79,7 +79,7 @@ def test_emnist_is_turned_upright_and_a_lone_test_file_is_cut_in_two(tmp_path):
         (b"", "no IDX file"),
         (gzip.compress(idx_bytes(IMAGES))[:-30], "cannot be read"),
         (b"\x1f\x8bnonsense", "cannot be read"),
-        (np.array([mnist.IMAGES, 2**31 - 1, 28, 28], ">i4").tobytes(), "announces"),
+        (np.array([mnist.IMAGES_MAGIC, 2**31 - 1, 28, 28], ">i4").tobytes(), "announces"),
     ],
 )
 def test_a_broken_image_file_is_refused(tmp_path, data, text):
@@ -107,7 +107,7 @@ def test_rcv1_keeps_the_most_frequent_topics_and_stays_sparse(tmp_path):
     rows = [f"{i % 3},{40 + i % 40} 1:0.5 {i + 2}:0.25 47236:1" for i in range(60)]
     (tmp_path / "rcv1_subsets_train.svm").write_text("\n".join(rows) + "\n")
     (tmp_path / "rcv1_subsets_test.svm").write_text("\n".join(rows[:10]) + "\n")
-    (x, y), (test_x, test_y), note = rcv1.rcv1(tmp_path)
+    (x, y), (test_x, test_y), note = rcv1.read_rcv1(tmp_path)
     assert isinstance(x, csr_matrix) and x.shape == (60, 47_236) and test_x.shape == (10, 47_236)
     assert y.shape == (60, 34) and test_y.shape == (10, 34)
     assert y[:, :3].sum() == 60 and "sample" in note
@@ -122,20 +122,22 @@ def test_a_broken_topic_file_is_refused(tmp_path, text):
 
 
 def test_digits_need_no_files():
-    drawn = builtin.draw("digits", Files(), Spread(20, Partition.LABEL, 0.5), 0)
+    drawn = builtin.load_builtin_dataset("digits", BuiltinFiles(), PartitionSpec(20, Partition.LABEL, 0.5), 0)
     assert drawn.x.shape == (1437, 64) and drawn.test_x.shape == (360, 64)
     assert drawn.counts.sum() == 1437
 
 
 @pytest.mark.parametrize(("task", "size"), [("mnist", 784), ("emnist", 784), ("rcv1", 47_236), ("mnist-cnn", 784)])
 def test_stand_ins_have_the_shape_of_the_real_thing_and_say_so(task, size):
-    drawn = builtin.draw(task, Files(source=Source.STAND_IN, rows=300), Spread(10, Partition.IID, 0.5), 0)
+    drawn = builtin.load_builtin_dataset(
+        task, BuiltinFiles(source=Source.SYNTHETIC, num_examples=300), PartitionSpec(10, Partition.IID, 0.5), 0
+    )
     assert np.prod(drawn.x.shape[1:]) == size
     assert "stand-in" in drawn.note
 
 
 def test_server_rows_are_taken_from_the_clients():
-    drawn = builtin.draw("digits", Files(), Spread(20, Partition.LABEL, 0.5), 0, server_rows=100)
+    drawn = builtin.load_builtin_dataset("digits", BuiltinFiles(), PartitionSpec(20, Partition.LABEL, 0.5), 0, num_server_examples=100)
     assert drawn.counts.sum() == 1337 and len(drawn.server_y) == 100
 
 
@@ -163,11 +165,11 @@ def test_fetching_checks_the_sum_and_puts_the_file_in_place(tmp_path, homepage):
     root, address = homepage
     data = gzip.compress(b"hello")
     (root / "a.gz").write_bytes(data)
-    known = Known("a", "mnist", ("", "mnist"), hashlib.sha256(data).hexdigest(), address + "a.gz")
+    known = DataFile("a", "mnist", ("", "mnist"), hashlib.sha256(data).hexdigest(), address + "a.gz")
     seen = []
     place = downloads.fetch(known, tmp_path, lambda done, total: seen.append((done, total)))
     assert place.read_bytes() == data and seen[-1] == (len(data), len(data))
-    assert downloads.find(tmp_path, known) == place and downloads.verified(place, known)
+    assert downloads.find_file(tmp_path, known) == place and downloads.checksum_ok(place, known)
     with pytest.raises(DataError, match="nothing was kept"):
         downloads.fetch(known._replace(name="b", sha256="0" * 64), tmp_path, lambda *_: None)
     assert not (tmp_path / "mnist" / "b.gz").exists()
@@ -178,12 +180,12 @@ def test_a_member_of_an_archive_is_fetched(tmp_path, homepage):
     with zipfile.ZipFile(root / "all.zip", "w") as archive:
         archive.writestr("gzip/a.gz", b"payload")
     digest = hashlib.sha256(b"payload").hexdigest()
-    known = Known("a", "emnist", ("", "emnist"), f"{digest[:8]}...{digest[-7:]}", address + "all.zip", "gzip/a.gz")
+    known = DataFile("a", "emnist", ("", "emnist"), f"{digest[:8]}...{digest[-7:]}", address + "all.zip", "gzip/a.gz")
     assert downloads.fetch(known, tmp_path, lambda *_: None).read_bytes() == b"payload"
 
 
 def test_a_home_that_cannot_be_reached_is_one_clear_error(tmp_path):
-    known = Known("a", "mnist", ("",), "", "http://127.0.0.1:9/a.gz")
+    known = DataFile("a", "mnist", ("",), "", "http://127.0.0.1:9/a.gz")
     with pytest.raises(DataError, match="cannot be reached"):
         downloads.fetch(known, tmp_path, lambda *_: None)
 
@@ -210,8 +212,11 @@ def test_data_show_draws_a_picture(tmp_path, capsys, monkeypatch):
 def test_a_path_wins_over_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDSIEVE_DATA", str(tmp_path / "nowhere"))
     put_mnist(tmp_path / "here")
-    assert builtin.draw("mnist", Files(path=tmp_path / "here"), Spread(3, Partition.IID, 1.0), 0).x.shape == (30, 784)
-    assert data.state("mnist", None).startswith("missing")
+    assert builtin.load_builtin_dataset("mnist", BuiltinFiles(path=tmp_path / "here"), PartitionSpec(3, Partition.IID, 1.0), 0).x.shape == (
+        30,
+        784,
+    )
+    assert data.availability("mnist", None).startswith("missing")
 
 
 def test_labels_are_counted_for_each_client():

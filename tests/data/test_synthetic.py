@@ -3,12 +3,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsieve.core.random import stream
-from fedsieve.data.federated_dataset import Spread
-from fedsieve.data.partition import Partition, by_clusters, by_label, by_quantity, iid
-from fedsieve.data.synthetic import Shift, Synthetic, correlated_rows, generate, true_coefficients
+from fedsieve.core.random import generator
+from fedsieve.data.federated_dataset import PartitionSpec
+from fedsieve.data.partition import Partition, partition_by_clusters, partition_by_label, partition_by_quantity, partition_iid
+from fedsieve.data.synthetic import Shift, Synthetic, correlated_examples, generate, true_coefficients
 
-SPREAD = Spread(20, Partition.QUANTITY, 0.5)
+SPREAD = PartitionSpec(20, Partition.QUANTITY, 0.5)
 
 
 def rng():
@@ -21,17 +21,17 @@ def test_every_partition_gives_each_row_to_exactly_one_client(clients, rows, alp
     source = np.random.default_rng(seed)
     labels = source.integers(0, 5, rows)
     for parts in (
-        iid(rows, clients, source),
-        by_quantity(rows, clients, alpha, source),
-        by_label(labels, clients, alpha, source),
+        partition_iid(rows, clients, source),
+        partition_by_quantity(rows, clients, alpha, source),
+        partition_by_label(labels, clients, alpha, source),
     ):
         assert len(parts) == clients
         assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(rows))
 
 
 def test_a_large_alpha_spreads_rows_evenly_and_a_small_one_does_not():
-    even = [len(p) for p in by_quantity(10_000, 100, 1000.0, rng())]
-    skewed = [len(p) for p in by_quantity(10_000, 100, 0.5, rng())]
+    even = [len(p) for p in partition_by_quantity(10_000, 100, 1000.0, rng())]
+    skewed = [len(p) for p in partition_by_quantity(10_000, 100, 0.5, rng())]
     assert np.std(even) < 15 < 50 < np.std(skewed)
 
 
@@ -39,7 +39,7 @@ def test_label_skew_makes_a_clients_labels_few():
     labels = rng().integers(0, 10, 5000)
 
     def largest(alpha):
-        parts = by_label(labels, 20, alpha, rng())
+        parts = partition_by_label(labels, 20, alpha, rng())
         return np.mean([np.bincount(labels[p], minlength=10).max() / len(p) for p in parts if len(p)])
 
     assert largest(0.05) > 0.5 > 0.2 > largest(1000.0)
@@ -48,7 +48,7 @@ def test_label_skew_makes_a_clients_labels_few():
 def test_each_client_sees_at_most_two_clusters_and_no_row_twice():
     centres = 50 * np.eye(10, 30, dtype=np.float32)
     x = np.repeat(centres, 60, axis=0) + rng().standard_normal((600, 30), dtype=np.float32)
-    parts = by_clusters(x, 100, rng())
+    parts = partition_by_clusters(x, 100, rng())
     rows = np.concatenate(parts)
     assert len(np.unique(rows)) == len(rows)
     assert all(len(np.unique(part // 60)) <= 2 for part in parts)
@@ -57,20 +57,20 @@ def test_each_client_sees_at_most_two_clusters_and_no_row_twice():
 
 @pytest.mark.parametrize("correlation", [0.0, 0.2, 0.7])
 def test_rows_have_the_toeplitz_covariance(correlation):
-    x = correlated_rows(60_000, 6, correlation, rng())
+    x = correlated_examples(60_000, 6, correlation, rng())
     wanted = correlation ** np.abs(np.subtract.outer(np.arange(6), np.arange(6)))
     assert np.abs(np.cov(x.T) - wanted).max() < 0.03
 
 
 def test_true_coefficients_are_plus_or_minus_one_and_exactly_as_many_as_asked():
-    truth = true_coefficients(10, Synthetic(features=100, true_density=0.07), rng())
+    truth = true_coefficients(10, Synthetic(num_features=100, true_density=0.07), rng())
     assert truth.shape == (10, 100)
     assert set(np.unique(truth)) == {-1, 0, 1}
     assert (truth != 0).sum() == 70
 
 
 def test_the_noise_has_the_asked_signal_to_noise_ratio():
-    data = Synthetic(rows=20_000, features=100, snr=3.0, shift=Shift.NONE)
+    data = Synthetic(num_examples=20_000, num_features=100, snr=3.0, shift=Shift.NONE)
     drawn = generate("lr", data, SPREAD, 5)
     signal = drawn.x @ drawn.truth.T
     noise = drawn.y - signal[:, 0]
@@ -78,31 +78,31 @@ def test_the_noise_has_the_asked_signal_to_noise_ratio():
 
 
 def test_labels_follow_from_noisy_logits():
-    quiet = Synthetic(rows=300, features=40, snr=1e12)
+    quiet = Synthetic(num_examples=300, num_features=40, snr=1e12)
     two = generate("lg", quiet, SPREAD, 0)
     assert np.array_equal(two.y, (two.x @ two.truth[0] > 0).astype(np.float32))
-    many = generate("mc", Synthetic(rows=300, features=40, classes=4, snr=1e12, true_density=0.2), SPREAD, 0)
+    many = generate("mc", Synthetic(num_examples=300, num_features=40, num_classes=4, snr=1e12, true_density=0.2), SPREAD, 0)
     assert np.array_equal(many.y, (many.x @ many.truth.T).argmax(1))
 
 
 @pytest.mark.parametrize("shift", [Shift.SCALAR, Shift.VECTOR])
 def test_a_shift_before_labels_moves_features_and_targets_together(shift):
-    data = Synthetic(rows=400, features=30, snr=1e12, true_density=0.2, shift=shift, shift_scale=3.0)
+    data = Synthetic(num_examples=400, num_features=30, snr=1e12, true_density=0.2, shift=shift, shift_scale=3.0)
     drawn = generate("lr", data, SPREAD, 1)
     assert np.allclose(drawn.y, drawn.x @ drawn.truth[0], atol=1e-3)
 
 
 @pytest.mark.parametrize("shift", [Shift.SCALAR_AFTER, Shift.VECTOR_AFTER])
 def test_a_shift_after_labels_leaves_the_targets_where_they_were(shift):
-    plain = generate("lr", Synthetic(rows=400, features=30, shift=Shift.NONE), SPREAD, 1)
-    moved = generate("lr", Synthetic(rows=400, features=30, shift=shift), SPREAD, 1)
+    plain = generate("lr", Synthetic(num_examples=400, num_features=30, shift=Shift.NONE), SPREAD, 1)
+    moved = generate("lr", Synthetic(num_examples=400, num_features=30, shift=shift), SPREAD, 1)
     assert np.array_equal(plain.y, moved.y)
     assert not np.allclose(plain.x, moved.x)
 
 
 def test_a_scalar_shift_is_one_number_a_client():
-    plain = generate("lr", Synthetic(rows=400, features=30, shift=Shift.NONE), SPREAD, 1)
-    moved = generate("lr", Synthetic(rows=400, features=30, shift=Shift.SCALAR), SPREAD, 1)
+    plain = generate("lr", Synthetic(num_examples=400, num_features=30, shift=Shift.NONE), SPREAD, 1)
+    moved = generate("lr", Synthetic(num_examples=400, num_features=30, shift=Shift.SCALAR), SPREAD, 1)
     difference = moved.x - plain.x
     assert np.ptp(difference, axis=1).max() < 1e-5
     ends = np.cumsum(moved.counts)[:-1]
@@ -110,12 +110,12 @@ def test_a_scalar_shift_is_one_number_a_client():
 
 
 def test_test_rows_are_never_shifted():
-    data = Synthetic(rows=300, features=20, true_density=0.1, shift_scale=50.0)
+    data = Synthetic(num_examples=300, num_features=20, true_density=0.1, shift_scale=50.0)
     assert np.abs(generate("lr", data, SPREAD, 0).test_x).max() < 7
 
 
 def test_data_repeats_from_its_seed_and_differs_between_seeds():
-    data = Synthetic(rows=100, features=20, true_density=0.1)
+    data = Synthetic(num_examples=100, num_features=20, true_density=0.1)
     one, again, other = (generate("lr", data, SPREAD, seed) for seed in (4, 4, 5))
     assert np.array_equal(one.x, again.x) and np.array_equal(one.y, again.y)
     assert not np.array_equal(one.x, other.x)
@@ -124,7 +124,7 @@ def test_data_repeats_from_its_seed_and_differs_between_seeds():
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        ({"rows": 0}, "data.rows must be at least 1"),
+        ({"num_examples": 0}, "data.num-examples must be at least 1"),
         ({"snr": 0.0}, "data.snr must be above 0"),
         ({"correlation": 1.0}, "below 1"),
         ({"true_density": 0.0001}, "data.true-density: density 0.0001 of 1000 parameters keeps none"),
@@ -136,4 +136,4 @@ def test_data_that_cannot_be_generated_is_refused(wrong, text):
 
 
 def test_streams_of_data_are_named():
-    assert not np.array_equal(stream(0, "rows").random(3), stream(0, "noise").random(3))
+    assert not np.array_equal(generator(0, "rows").random(3), generator(0, "noise").random(3))

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedsieve import Problem, Run, execute
+from fedsieve import RunConfig, Simulation, run_rounds
 from fedsieve.cli.main import main
-from fedsieve.data.user_files import Own
-from fedsieve.experiments.config import Federation
+from fedsieve.data.user_files import UserFiles
+from fedsieve.experiments.config import FederationConfig
 from fedsieve.models.build import model_of
 from fedsieve.runtime.privacy import Privacy
 
@@ -45,7 +45,7 @@ def files(tmp_path, monkeypatch):
 
 def trained(capsys, *words, method="fed-round-ht", rounds=10):
     rounds = min(rounds, 3) if method == "flops" else rounds  # it exchanges every batch
-    code = main(["train", "--task", "file", "--method", method, "--rounds", str(rounds), "--json", "--quiet", *words])
+    code = main(["train", "--task", "file", "--algorithm", method, "--rounds", str(rounds), "--json", "--quiet", *words])
     said = capsys.readouterr()
     assert code == 0, said.err
     return json.loads(said.out.splitlines()[-1])
@@ -81,46 +81,46 @@ def test_two_classes_share_one_logit_and_ten_clients_or_all_take_part(capsys):
 
 
 def file_run(path, **settings):
-    return Run(task="file", data=Own(path=Path(path)), **{"density": 0.25, "rounds": 5, "method": "fed-round-ht"} | settings)
+    return RunConfig(task="file", data=UserFiles(path=Path(path)), **{"density": 0.25, "rounds": 5, "method": "fed-round-ht"} | settings)
 
 
 def test_clients_agree_on_units_without_the_test_rows_and_the_bytes_are_counted():
-    problem = Problem(file_run("rows.npz"))
-    np.testing.assert_allclose(problem.units.features.mean, problem.drawn.x.mean(0, dtype=float), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(problem.units.target.scale, problem.drawn.y.std(dtype=float), rtol=1e-5)
-    steps = list(execute(problem.run, problem))
-    agreed = 4 * 2 * (12 + 1) * len(problem.population.present)
-    assert [step.row["bytes_up"] - step.round.up.wire for step in steps] == [agreed, 0, 0, 0, 0]
-    assert [step.row["bytes_down"] - step.round.down.wire for step in steps] == [agreed, 0, 0, 0, 0]
+    problem = Simulation(file_run("rows.npz"))
+    np.testing.assert_allclose(problem.standardizer.features.mean, problem.dataset.x.mean(0, dtype=float), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(problem.standardizer.target.scale, problem.dataset.y.std(dtype=float), rtol=1e-5)
+    steps = list(run_rounds(problem.run, problem))
+    agreed = 4 * 2 * (12 + 1) * len(problem.population.clients_with_data)
+    assert [step.metrics["bytes_up"] - step.result.uplink.total for step in steps] == [agreed, 0, 0, 0, 0]
+    assert [step.metrics["bytes_down"] - step.result.downlink.total for step in steps] == [agreed, 0, 0, 0, 0]
 
 
 def test_units_of_the_file_do_not_matter(capsys):
     moved, scaled = RNG.normal(0, 9, 12), np.exp2(RNG.integers(-8, 9, 12))
     np.savez("units.npz", x=X * scaled + moved, y=1000 * Y - 70)
-    plain, other = (model_of(run, Problem(run), last(run).theta) for run in (file_run("rows.npz"), file_run("units.npz")))
+    plain, other = (model_of(run, Simulation(run), last(run).parameters) for run in (file_run("rows.npz"), file_run("units.npz")))
     np.testing.assert_array_equal(plain.coef.indices, other.coef.indices)
     np.testing.assert_allclose(other.coef.toarray(), 1000 * plain.coef.toarray() / scaled, rtol=1e-3)
     np.testing.assert_allclose(other.predict(X * scaled + moved), 1000 * plain.predict(X) - 70, rtol=1e-3, atol=10)
-    assert last(file_run("units.npz")).row["mse"] == pytest.approx(1e6 * last(file_run("rows.npz")).row["mse"], rel=1e-2)
+    assert last(file_run("units.npz")).metrics["mse"] == pytest.approx(1e6 * last(file_run("rows.npz")).metrics["mse"], rel=1e-2)
 
 
 def last(run):
-    return list(execute(run))[-1]
+    return list(run_rounds(run))[-1]
 
 
 def test_a_model_of_a_file_starts_where_it_was_left():
     run = file_run("rows.npz")
-    problem, theta = Problem(run), last(run).theta
-    torch.testing.assert_close(problem.inward(problem.outward(theta)), theta, rtol=1e-4, atol=1e-6)
+    problem, theta = Simulation(run), last(run).parameters
+    torch.testing.assert_close(problem.to_standardized(problem.to_original(theta)), theta, rtol=1e-4, atol=1e-6)
 
 
 def test_means_without_noise_are_not_sent_where_clients_are_hidden():
-    hidden = {"privacy": Privacy(noise=1.0), "method": "fed-avg", "federation": Federation(clients=20, participation=0.5)}
-    assert Problem(file_run("rows.npz", **hidden)).units is None
+    hidden = {"privacy": Privacy(noise_multiplier=1.0), "method": "fed-avg", "federation": FederationConfig(clients=20, participation=0.5)}
+    assert Simulation(file_run("rows.npz", **hidden)).standardizer is None
     with pytest.raises(ValueError, match="would not hide; leave it out"):
-        Run(task="file", data=Own(path=Path("rows.npz"), standardize=True), density=0.25, **hidden)
+        RunConfig(task="file", data=UserFiles(path=Path("rows.npz"), standardize=True), density=0.25, **hidden)
     with pytest.raises(ValueError, match="takes rows as they are"):
-        Run(task="file", data=Own(path=Path("rows.npz"), target="kind", standardize=True), model="torch.nn:Identity")
+        RunConfig(task="file", data=UserFiles(path=Path("rows.npz"), target="kind", standardize=True), model="torch.nn:Identity")
 
 
 def test_options_of_the_method_default_to_what_suits_the_rows(capsys):
@@ -131,9 +131,9 @@ def test_options_of_the_method_default_to_what_suits_the_rows(capsys):
 def test_whole_numbers_that_may_be_classes_are_remarked_upon(tmp_path):
     lines = ["a,b,y", *(f"{a},{b},{int(a > b)}" for a, b in X[:, :2])]
     (tmp_path / "zero-one.csv").write_text("\n".join(lines))
-    assert "for classes use --model logistic" in Problem(file_run("zero-one.csv", density=0.5)).drawn.note
-    assert Problem(file_run("zero-one.csv", density=0.5, model="linear")).drawn.note is None
-    assert Problem(file_run("rows.npz")).drawn.note is None
+    assert "for classes use --model logistic" in Simulation(file_run("zero-one.csv", density=0.5)).dataset.note
+    assert Simulation(file_run("zero-one.csv", density=0.5, model="linear")).dataset.note is None
+    assert Simulation(file_run("rows.npz")).dataset.note is None
 
 
 def test_svmlight_rows_stay_sparse_and_may_have_several_labels(capsys):
@@ -144,7 +144,18 @@ def test_svmlight_rows_stay_sparse_and_may_have_several_labels(capsys):
 
 
 def test_features_share_gates_and_are_listed_by_name(capsys):
-    words = ["--data.path", "rows.npz", "--data.target", "kind", "--data.client", "site", "--gates.group", "feature", "--density", "0.25"]
+    words = [
+        "--data.path",
+        "rows.npz",
+        "--data.target",
+        "kind",
+        "--data.client",
+        "site",
+        "--gate-granularity",
+        "feature",
+        "--density",
+        "0.25",
+    ]
     result = trained(capsys, *words)
     assert sorted(result["features"]) == ["x1", "x4", "x9"]
     assert result["nonzero"] == 9
@@ -152,7 +163,18 @@ def test_features_share_gates_and_are_listed_by_name(capsys):
 
 @pytest.mark.parametrize("method", ["flops-pa", "flops", "fed-iter-ht", "random-mask"])
 def test_groups_are_kept_or_dropped_whole_by_every_method(capsys, method):
-    words = ["--data.path", "rows.npz", "--data.target", "kind", "--data.client", "site", "--gates.group", "feature", "--density", "0.2"]
+    words = [
+        "--data.path",
+        "rows.npz",
+        "--data.target",
+        "kind",
+        "--data.client",
+        "site",
+        "--gate-granularity",
+        "feature",
+        "--density",
+        "0.2",
+    ]
     result = trained(capsys, *words, method=method, rounds=3)
     assert result["nonzero"] == 6 and len(result["features"]) == 2  # 7 weights asked for, groups of 3
 
@@ -178,7 +200,7 @@ def test_a_module_of_ones_own_is_trained(capsys, tmp_path):
     words = ["--data.path", "rows.npz", "--data.target", "kind", "--data.client", "site", "--model", "nets:net", "--density", "0.3"]
     result = trained(capsys, *words)
     assert result["size"] == 12 * 16 + 16 + 16 * 3 + 3 and result["value"] > 0.7
-    grouped = trained(capsys, *words, "--gates.group", "neuron", rounds=1)
+    grouped = trained(capsys, *words, "--gate-granularity", "neuron", rounds=1)
     assert grouped["nonzero"] <= result["nonzero"]
 
 
@@ -188,27 +210,40 @@ def test_groups_of_unequal_size_share_one_global_budget(capsys, tmp_path, method
         "from torch import nn\ndef net():\n    return nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))\n"
     )
     words = ["--data.path", "rows.npz", "--data.target", "kind", "--data.client", "site", "--model", "nets:net", "--density", "0.3"]
-    result = trained(capsys, *words, "--gates.group", "neuron", "--algorithm.budget", "global", method=method, rounds=1)
+    result = trained(capsys, *words, "--gate-granularity", "neuron", "--algorithm.sparsity-allocation", "global", method=method, rounds=1)
     allowed = int(0.3 * (12 * 16 + 16 + 16 * 3 + 3))
     assert allowed - 12 < result["nonzero"] <= allowed  # neurons of 12 and 16 weights, biases alone
 
 
 def test_a_run_starts_from_an_earlier_model_or_from_named_tensors(capsys):
     words = ["--data.path", "numbers.csv", "--data.target", "price", "--density", "0.25", "--federation.clients", "4"]
-    once = ["train", "--task", "file", "--method", "fed-round-ht", "--quiet", "--json", "--rounds", "1", "--algorithm.steps", "1", *words]
+    once = [
+        "train",
+        "--task",
+        "file",
+        "--algorithm",
+        "fed-round-ht",
+        "--quiet",
+        "--json",
+        "--rounds",
+        "1",
+        "--algorithm.local-steps",
+        "1",
+        *words,
+    ]
 
     def value(*more):
         assert main([*once, *more]) == 0
         return json.loads(capsys.readouterr().out.splitlines()[-1])
 
     trained(capsys, *words, "--out", "first")
-    warm, cold = value("--start", "first/model.safetensors"), value()
+    warm, cold = value("--init-weights", "first/model.safetensors"), value()
     assert warm["value"] > cold["value"]
     assert warm["bytes_down"] > cold["bytes_down"]  # weights were sent, not a seed
     save_file({"weights": torch.from_numpy(TRUE)[None], "intercept": torch.full((1,), 5.0)}, "named.safetensors")
-    assert value("--start", "named.safetensors")["value"] > 0.99
+    assert value("--init-weights", "named.safetensors")["value"] > 0.99
     save_file({"weights": torch.zeros(3, 12), "intercept": torch.ones(1)}, "wrong.safetensors")
-    assert main([*once, "--start", "wrong.safetensors"]) == 2
+    assert main([*once, "--init-weights", "wrong.safetensors"]) == 2
     assert "has shape (3, 12)" in capsys.readouterr().err
 
 
@@ -229,8 +264,8 @@ def test_a_run_starts_from_an_earlier_model_or_from_named_tensors(capsys):
         (["--data.path", "one.csv", "--data.target", "b", "--model", "softmax"], "one value only"),
         (["--data.path", "numbers.csv", "--data.target", "price", "--model", "guess"], "--model takes linear"),
         (["--data.path", "numbers.csv", "--data.target", "price", "--model", "no.such:thing"], "cannot be loaded"),
-        (["--data.path", "numbers.csv", "--data.target", "price", "--gates.group", "filter"], "needs a module with layers"),
-        (["--data.path", "numbers.csv", "--data.target", "price", "--start", "numbers.csv"], "cannot be read as safetensors"),
+        (["--data.path", "numbers.csv", "--data.target", "price", "--gate-granularity", "filter"], "needs a module with layers"),
+        (["--data.path", "numbers.csv", "--data.target", "price", "--init-weights", "numbers.csv"], "cannot be read as safetensors"),
         (["--data.path", "rows.npz", "--data.target", "kind", "--model", "linear"], "holds words"),
     ],
 )
@@ -329,14 +364,14 @@ def test_an_archive_member_that_is_no_array_is_refused(name, tmp_path, capsys):
 
 
 def test_a_file_that_changed_is_read_again(tmp_path):
-    from fedsieve.data.user_files import read
+    from fedsieve.data.user_files import read_table
 
     path = tmp_path / "a.csv"
     path.write_text("a,y\n1,2\n3,4\n")
-    first = read(path, "y", None)
-    assert read(path, "y", None) is first
+    first = read_table(path, "y", None)
+    assert read_table(path, "y", None) is first
     path.write_text("a,y\n1,2\n3,4\n5,6\n")
-    assert len(read(path, "y", None).y) == 3
+    assert len(read_table(path, "y", None).y) == 3
 
 
 def test_odd_clients_are_remarked_upon_and_trained_with(capsys):

@@ -7,46 +7,74 @@ import pytest
 import torch
 from torch import nn
 
-from fedsieve.algorithms.base import Method
-from fedsieve.algorithms.defaults import CAREFUL
+from fedsieve.algorithms.base import BaseAlgorithm
+from fedsieve.algorithms.defaults import NETWORK_DEFAULTS
 from fedsieve.core.optimizers import StepRule
-from fedsieve.deployment.config import OF_THE_PLAN, OF_THE_SCREEN, OTHERS, plan_from
-from fedsieve.experiments.config import Run
+from fedsieve.deployment.config import DEPLOYMENT_KEYS, LIMIT_KEYS, OTHER_KEYS, deployment_config
+from fedsieve.experiments.config import RunConfig
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.objectives.module import Module
 
-OBJECTIVE = Linear(loss=Loss.SQUARED, features=40)
+OBJECTIVE = Linear(loss=Loss.SQUARED, num_features=40)
 
 
 def test_every_setting_arrives():
-    config = {"clients": 3, "rounds": 7, "seed": 5, "density": 0.2, "method": "flops-pa", "precision": "double", "participation": 0.5}
-    config |= {"quorum": 1, "retries": 4, "round-seconds": 9, "start-seconds": 8.5, "threads": 2, "weights": "sqrt", "run-dir": "/x"}
-    config |= {"algorithm.steps": 3, "algorithm.step-rule": "constant", "algorithm.batch": "all", "algorithm.rate": 1, "data.path": "mine"}
-    plan = plan_from(config, OBJECTIVE)
+    config = {
+        "clients": 3,
+        "rounds": 7,
+        "seed": 5,
+        "density": 0.2,
+        "algorithm.name": "flops-pa",
+        "precision": "double",
+        "participation": 0.5,
+    }
+    config |= {
+        "quorum": 1,
+        "retries": 4,
+        "round-seconds": 9,
+        "start-seconds": 8.5,
+        "threads": 2,
+        "client-weighting": "sqrt",
+        "run-dir": "/x",
+    }
+    config |= {
+        "algorithm.local-steps": 3,
+        "algorithm.step-rule": "constant",
+        "algorithm.batch-size": "all",
+        "algorithm.learning-rate": 1,
+        "data.path": "mine",
+    }
+    plan = deployment_config(config, OBJECTIVE)
     assert (plan.clients, plan.rounds, plan.seed, plan.participation, plan.quorum, plan.retries) == (3, 7, 5, 0.5, 1.0, 4)
     assert (plan.round_seconds, plan.start_seconds, plan.threads, str(plan.run_dir), plan.dtype) == (9, 8.5, 2, "/x", torch.float64)
     algorithm = plan.algorithm
-    assert (algorithm.density, algorithm.weights, algorithm.steps, algorithm.batch, algorithm.rate) == (0.2, "sqrt", 3, "all", 1.0)
+    assert (algorithm.density, algorithm.client_weighting, algorithm.local_steps, algorithm.batch_size, algorithm.learning_rate) == (
+        0.2,
+        "sqrt",
+        3,
+        "all",
+        1.0,
+    )
     assert algorithm.step_rule is StepRule.CONSTANT
 
 
 def test_every_setting_is_explained():
     page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
     table = page[page.index("## Settings") : page.index("## When something breaks")]
-    for name in (*OF_THE_PLAN, *OF_THE_SCREEN, *OTHERS):
+    for name in (*DEPLOYMENT_KEYS, *LIMIT_KEYS, *OTHER_KEYS):
         assert f"`{name}`" in table
 
 
 def test_a_deployment_speaks_to_the_same_model_as_a_run_on_one_machine():
-    run = Run(task="lr", method="flops-pa", density=0.1)
-    assert plan_from({"clients": 3, "method": "flops-pa", "density": 0.1}, run.objective).fingerprint == run.fingerprint
+    run = RunConfig(task="lr", algorithm_name="flops-pa", density=0.1)
+    assert deployment_config({"clients": 3, "algorithm.name": "flops-pa", "density": 0.1}, run.objective).fingerprint == run.fingerprint
 
 
 def test_a_module_has_the_settings_of_modules_and_a_start_that_is_sent_where_it_cannot_be_drawn():
-    built = plan_from({"clients": 2, "density": 0.5}, Module(module=nn.Linear(4, 2), build=lambda: nn.Linear(4, 2)))
-    assert built.known_start and built.algorithm.rate == CAREFUL["rate"]
-    assert not plan_from({"clients": 2, "density": 0.5}, Module(module=nn.Linear(4, 2))).known_start
-    assert plan_from({"clients": 2}, OBJECTIVE).algorithm.step_rule is Method.step_rule
+    built = deployment_config({"clients": 2, "density": 0.5}, Module(module=nn.Linear(4, 2), factory=lambda: nn.Linear(4, 2)))
+    assert built.start_from_seed and built.algorithm.learning_rate == NETWORK_DEFAULTS["learning_rate"]
+    assert not deployment_config({"clients": 2, "density": 0.5}, Module(module=nn.Linear(4, 2))).start_from_seed
+    assert deployment_config({"clients": 2}, OBJECTIVE).algorithm.step_rule is BaseAlgorithm.step_rule
 
 
 @pytest.mark.parametrize(
@@ -57,7 +85,7 @@ def test_a_module_has_the_settings_of_modules_and_a_start_that_is_sent_where_it_
         ({"clients": "3"}, "clients takes a whole number; got '3'"),
         ({"clients": True}, "clients takes a whole number; got True"),
         ({"clients": 3, "local-epochs": 1}, "local-epochs is no setting; there are clients"),
-        ({"clients": 3, "method": "fed"}, "method fed is unknown; there are sieve"),
+        ({"clients": 3, "algorithm.name": "fed"}, "algorithm.name fed is unknown; there are sieve"),
         ({"clients": 3, "precision": "half"}, "precision is single or double; got half"),
         ({"clients": 3, "weights": "mine"}, "weights takes examples, sqrt"),
         ({"clients": 3, "quorum": 0}, "quorum is a fraction"),
@@ -66,13 +94,13 @@ def test_a_module_has_the_settings_of_modules_and_a_start_that_is_sent_where_it_
         ({"clients": 3, "rounds": 2.5}, "rounds takes a whole number; got 2.5"),
         ({"clients": 3, "density": 0.0001}, "keeps none"),
         ({"clients": 3, "algorithm.speed": 1}, "algorithm.speed is no setting of sieve"),
-        ({"clients": 3, "algorithm.batch": "some"}, "algorithm.batch takes a whole number or all; got 'some'"),
+        ({"clients": 3, "algorithm.batch-size": "some"}, "algorithm.batch-size takes a whole number or all; got 'some'"),
         ({"clients": 3, "algorithm.bits": 7}, "algorithm.bits takes 32 or 16 or 8 or 4"),
     ],
 )
 def test_what_cannot_be_is_refused_with_rule_and_value(config, message):
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
-        plan_from(config, OBJECTIVE)
+        deployment_config(config, OBJECTIVE)
 
 
 @pytest.mark.parametrize(
@@ -85,15 +113,19 @@ def test_what_cannot_be_is_refused_with_rule_and_value(config, message):
 )
 def test_rows_that_cannot_be_used_are_refused_at_the_node(client, x, y, message):
     with pytest.raises(ValueError, match=message):
-        plan_from({"clients": 3}, OBJECTIVE).site(client, x, y)
+        deployment_config({"clients": 3}, OBJECTIVE).client_engine(client, x, y)
 
 
 def test_a_robust_mean_is_a_setting_and_gives_each_client_one_say():
-    from fedsieve.core.aggregation import Mean, Weighting
+    from fedsieve.core.aggregation import Aggregator, ClientWeighting
 
-    algorithm = plan_from({"clients": 5, "mean": "trimmed", "tolerate": 0.2}, OBJECTIVE).algorithm
-    assert (algorithm.mean, algorithm.tolerate, algorithm.weights) == (Mean.TRIMMED, 0.2, Weighting.UNIFORM)
-    with pytest.raises(ValueError, match="run config mean takes weighted, median"):
-        plan_from({"clients": 5, "mean": "middle"}, OBJECTIVE)
+    algorithm = deployment_config({"clients": 5, "aggregator": "trimmed", "max-malicious-fraction": 0.2}, OBJECTIVE).algorithm
+    assert (algorithm.aggregator, algorithm.max_malicious_fraction, algorithm.client_weighting) == (
+        Aggregator.TRIMMED,
+        0.2,
+        ClientWeighting.UNIFORM,
+    )
+    with pytest.raises(ValueError, match="run config aggregator takes weighted, median"):
+        deployment_config({"clients": 5, "aggregator": "middle"}, OBJECTIVE)
     with pytest.raises(ValueError, match="hostile majority"):
-        plan_from({"clients": 5, "mean": "trimmed", "tolerate": 0.5}, OBJECTIVE)
+        deployment_config({"clients": 5, "aggregator": "trimmed", "max-malicious-fraction": 0.5}, OBJECTIVE)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from fedsieve.deployment.flower import LOST
-from fedsieve.deployment.local_cluster import answer
+from fedsieve.deployment.flower import FLOWER_ERRORS
+from fedsieve.deployment.local_cluster import parse_json
 from helpers.flower import (
     APP,
     CLIENTS,
     COMPLETED,
-    NAME,
+    CONNECTION,
     REASONS,
     assert_faults_named,
     assert_parity,
@@ -37,7 +37,7 @@ def federated(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kills")
     with secured(folder) as made:
         for client in range(CLIENTS):
-            made.node(client, CLIENTS, made.keys[client])
+            made.start_node(client, CLIENTS, made.keys[client])
         yield made, folder
 
 
@@ -63,11 +63,11 @@ def rounds_done(folder):
 
 def commands(made, word):
     """Processes of the federation whose command holds a word."""
-    return [pid for pid in made.strays() if word in Path(f"/proc/{pid}/cmdline").read_text(errors="replace")]
+    return [pid for pid in made.leftover_processes() if word in Path(f"/proc/{pid}/cmdline").read_text(errors="replace")]
 
 
 def online(made):
-    nodes = answer(made.flwr("supernode", "list", NAME, "--format", "json"))["nodes"]
+    nodes = parse_json(made.run_flwr("supernode", "list", CONNECTION, "--format", "json"))["nodes"]
     return sum(node["status"] == "online" for node in nodes)
 
 
@@ -75,7 +75,7 @@ def supervised(made, client):
     """Start a node until it stays: the superlink refuses a registered key until the last node that had it is known to be gone."""
 
     def stays():
-        log, process = made.logs / f"node-{client}.log", made.node(client, CLIENTS, made.keys[client])
+        log, process = made.logs / f"node-{client}.log", made.start_node(client, CLIENTS, made.keys[client])
         known = log.read_text(errors="replace").count("SuperNode ID")
         until(lambda: process.poll() is not None or log.read_text(errors="replace").count("SuperNode ID") > known)
         return process.poll() is None
@@ -101,7 +101,7 @@ def test_a_run_whose_server_was_killed_goes_on_to_the_same_bits(federated, tmp_p
     assert finished(made, run)[0] == "finished:failed"
     assert rounds_done(place) < ROUNDS
     run = submitted(made, place)
-    assert finished(made, run)[0] == COMPLETED, made.last_words(f"server-{run}")
+    assert finished(made, run)[0] == COMPLETED, made.log_tail(f"server-{run}")
     assert "rounds are done, going on" in (made.logs / f"server-{run}.log").read_text()
     assert_whole(place, tmp_path)
 
@@ -114,10 +114,10 @@ def test_a_run_whose_superlink_was_killed_goes_on_to_the_same_bits(federated, tm
     made.kill("superlink")
     until(lambda: not commands(made, "flwr-serverapp"), 60)
     assert rounds_done(place) < ROUNDS
-    made.superlink((*made.tls, "--enable-supernode-auth", "--database", str(folder / "superlink.db")))
+    made.start_superlink((*made.tls, "--enable-supernode-auth", "--database", str(folder / "superlink.db")))
     until(lambda: online(made) == CLIENTS)
     run = submitted(made, place)
-    assert finished(made, run)[0] == COMPLETED, made.last_words(f"server-{run}")
+    assert finished(made, run)[0] == COMPLETED, made.log_tail(f"server-{run}")
     assert_whole(place, tmp_path)
 
 
@@ -132,11 +132,11 @@ def test_a_run_goes_on_without_a_killed_node_names_it_and_takes_it_back(federate
     until(lambda: log.read_text(errors="replace").count("ROUND 2]") > before)
     made.kill("node-1")
     supervised(made, 1)
-    assert finished(made, run)[0] == COMPLETED, made.last_words(f"server-{run}")
+    assert finished(made, run)[0] == COMPLETED, made.log_tail(f"server-{run}")
     _, _, rows, result = left(place / "flops-pa")
     assert [rows[i]["replied"] for i in (0, 1, 3)] == [[0, 1, 2], [0, 2], [0, 1, 2]]
     ((client, reason),) = rows[1]["rejected"]
-    assert client == 1 and reason in LOST.values()  # it went away; where it is back before that is seen, it did not answer
+    assert client == 1 and reason in FLOWER_ERRORS.values()  # it went away; where it is back before that is seen, it did not answer
     assert result["rejected"].keys() == {"1"}
 
 
@@ -158,7 +158,7 @@ def test_the_default_method_and_the_averages_pass_the_packets_of_the_batched_eng
 
 def test_a_node_with_no_key_at_all_is_refused(federated):
     made, folder = federated
-    node = made.node(0, CLIENTS, (*made.keys[0][:2], "--isolation", "process"), name="without a key")
+    node = made.start_node(0, CLIENTS, (*made.keys[0][:2], "--isolation", "process"), name="without a key")
     until(lambda: node.poll() is not None, 60)
     assert "must be registered" in (folder / "logs" / "without a key.log").read_text()
 

@@ -18,11 +18,11 @@ def deployed(tmp_path_factory):
 def deploy(folder):
     with secured(folder) as made:
         for client in range(CLIENTS):
-            made.node(client, CLIENTS, made.keys[client])
+            made.start_node(client, CLIENTS, made.keys[client])
         private, _ = node_key(folder, "stranger")
         alone = ("--isolation", "process")  # what is refused needs nothing to start clients with
-        made.node(0, CLIENTS, (*made.keys[0][:2], "--auth-supernode-private-key", str(private), *alone), name="unregistered")
-        made.node(0, CLIENTS, ("--insecure", *alone), name="plaintext")
+        made.start_node(0, CLIENTS, (*made.keys[0][:2], "--auth-supernode-private-key", str(private), *alone), name="unregistered")
+        made.start_node(0, CLIENTS, ("--insecure", *alone), name="plaintext")
         complete(made, led(folder, METHODS, {FAULTY: FAULTS}))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsieve.deployment.local_cluster import Federation
+from fedsieve.deployment.local_cluster import LocalCluster
 
 PARENT = "import subprocess, time; subprocess.Popen(['sleep', '60'], env={}, process_group=0); print('started', flush=True); time.sleep(60)"
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="the system does not tell which processes there are")
@@ -29,18 +29,18 @@ def gone(number):
 
 
 def test_a_process_without_its_environment_in_a_group_of_its_own_is_stopped_too(tmp_path):
-    with Federation(tmp_path / "home", tmp_path / "logs") as made:
-        made.start("parent", "python3", "-c", PARENT)
+    with LocalCluster(tmp_path / "home", tmp_path / "logs") as made:
+        made.start_process("parent", "python3", "-c", PARENT)
         while "started" not in (tmp_path / "logs" / "parent.log").read_text():
             time.sleep(0.05)
-        running = made.strays()
+        running = made.leftover_processes()
         assert len(running) == 2 and os.getpid() not in running
-    assert made.strays() == []
+    assert made.leftover_processes() == []
 
 
 def test_what_was_started_ends_when_the_command_is_killed_by_force(tmp_path):
     code = (
-        "import sys; from pathlib import Path; from fedsieve.deployment.local_cluster import Federation; "
+        "import sys; from pathlib import Path; from fedsieve.deployment.local_cluster import LocalCluster; "
         "print(Federation(Path(sys.argv[1]), Path(sys.argv[1])).start('node', 'sleep', '60').pid, flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]

@@ -16,7 +16,7 @@ def simulated(tmp_path_factory):
 
 def simulate(folder):
     with federation(folder / "logs") as made:
-        made.superlink(("--insecure", "--simulation"))
+        made.start_superlink(("--insecure", "--simulation"))
         complete(made, led(folder, METHODS, {FAULTY: FAULTS}), CLIENTS)
 
 

@@ -4,26 +4,26 @@ from pathlib import Path
 
 import pytest
 
-from fedsieve.algorithms import METHODS
-from fedsieve.data.builtin import Files, Source
-from fedsieve.experiments.config import Federation, Gating, Run
-from fedsieve.experiments.config_io import from_config, restore
+from fedsieve.algorithms import ALGORITHMS
+from fedsieve.data.builtin import BuiltinFiles, Source
+from fedsieve.experiments.config import FederationConfig, RunConfig
+from fedsieve.experiments.config_io import from_settings_dict, load_config
 from fedsieve.experiments.tasks import TASKS
-from fedsieve.objectives.module import Group
+from fedsieve.objectives.module import GateGranularity
 from fedsieve.storage import run_directory
 
-RUNS = [Run(method=method) for method in METHODS] + [Run(task=task) for task in TASKS if task != "file"]
+RUNS = [RunConfig(algorithm_name=method) for method in ALGORITHMS] + [RunConfig(task=task) for task in TASKS if task != "file"]
 RUNS += [
-    Run(task="digits", gates=Gating(group=Group.FEATURE), federation=Federation(clients=7, central=True), seed=3),
-    Run(task="mnist-cnn", data=Files(source=Source.STAND_IN), start=Path("weights.safetensors")),
+    RunConfig(task="digits", gate_granularity=GateGranularity.FEATURE, federation=FederationConfig(clients=7, centralized=True), seed=3),
+    RunConfig(task="mnist-cnn", data=BuiltinFiles(source=Source.SYNTHETIC), init_weights=Path("weights.safetensors")),
 ]
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.id)
 def test_a_run_is_restored_from_what_it_writes(run, tmp_path):
-    assert from_config(run.config) == run
-    (tmp_path / run_directory.CONFIG).write_text(run_directory.toml(run.config))
-    again = restore(tmp_path)
+    assert from_settings_dict(run.settings_dict) == run
+    (tmp_path / run_directory.CONFIG).write_text(run_directory.to_toml(run.settings_dict))
+    again = load_config(tmp_path)
     assert again == run and again.id == run.id
 
 
@@ -38,10 +38,10 @@ def test_a_run_is_restored_from_what_it_writes(run, tmp_path):
 )
 def test_settings_of_another_kind_are_refused_in_one_line(change, said, tmp_path):
     (tmp_path / run_directory.CONFIG).write_text(change)
-    with pytest.raises(run_directory.FolderError, match=said):
-        restore(tmp_path)
+    with pytest.raises(run_directory.RunDirectoryError, match=said):
+        load_config(tmp_path)
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(run_directory.FolderError, match="holds no run"):
-        restore(tmp_path)
+    with pytest.raises(run_directory.RunDirectoryError, match="holds no run"):
+        load_config(tmp_path)

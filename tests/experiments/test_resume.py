@@ -19,8 +19,19 @@ from fedsieve.storage import run_directory
 pytestmark = pytest.mark.usefixtures("few_test_rows")
 TEST_ROWS = 200
 KILLS = Path(__file__).parents[1] / "helpers" / "crashes.py"
-SMALL = ["--data.rows", "200", "--data.features", "30", "--data.true-density", "0.1", "--density", "0.1", "--federation.clients", "8"]
-QUICK = [*SMALL, "--federation.participation", "0.5", "--rounds", "6", "--algorithm.steps", "3", "--quiet"]
+SMALL = [
+    "--data.num-examples",
+    "200",
+    "--data.num-features",
+    "30",
+    "--data.true-density",
+    "0.1",
+    "--density",
+    "0.1",
+    "--federation.clients",
+    "8",
+]
+QUICK = [*SMALL, "--federation.participation", "0.5", "--rounds", "6", "--algorithm.local-steps", "3", "--quiet"]
 
 
 def train(*words):
@@ -29,16 +40,16 @@ def train(*words):
 
 def breaking_off(rounds, *words, error=KeyboardInterrupt):
     """The exit code of a run that breaks off after some rounds, by whatever is raised there."""
-    real = folders.execute
+    real = folders.run_rounds
 
     def breaks(*arguments):
         for step in real(*arguments):
-            if step.row["round"] > rounds:
+            if step.metrics["round"] > rounds:
                 raise error
             yield step
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(folders, "execute", breaks)
+        patched.setattr(folders, "run_rounds", breaks)
         return train(*QUICK, *words)
 
 
@@ -47,7 +58,7 @@ def made(tmp_path_factory):
     """A whole run, and one that broke off after three rounds with a checkpoint after each."""
     home = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("fedsieve.data.synthetic.TEST_ROWS", TEST_ROWS)
+        patched.setattr("fedsieve.data.synthetic.NUM_TEST_EXAMPLES", TEST_ROWS)
         assert train(*QUICK, "--out", str(home / "whole")) == 0
         assert breaking_off(3, "--checkpoint.seconds", "0", "--out", str(home / "half")) == 130
     return home
@@ -67,7 +78,7 @@ def half(made, tmp_path):
 def left(folder):
     """All that a run leaves but clocks."""
     rows = [{name: value for name, value in row.items() if name != "seconds"} for row in run_directory.read_metrics(folder)]
-    with np.load(folder / "trace.npz") as trace:
+    with np.load(folder / "supports.npz") as trace:
         arrays = {name: trace[name].tolist() for name in trace.files}
     result = {k: v for k, v in json.loads((folder / "result.json").read_text()).items() if k not in ("run", "seconds", "report")}
     newest = sorted(path.name for path in (folder / "checkpoints").iterdir())[-1]
@@ -83,10 +94,10 @@ def everything(folder):
     [
         ["--engine", "batched"],
         ["--engine", "loop"],
-        ["--method", "fed-avg"],
-        ["--federation.server-rows", "20"],
-        ["--failures.drop", "0.4", "--failures.hostile", "0.3", "--federation.mean", "median"],
-        ["--privacy.clip", "1", "--privacy.noise", "1"],
+        ["--algorithm", "fed-avg"],
+        ["--federation.server-examples", "20"],
+        ["--failures.dropout", "0.4", "--failures.malicious-fraction", "0.3", "--federation.aggregator", "median"],
+        ["--privacy.clip", "1", "--privacy.noise-multiplier", "1"],
     ],
 )
 def test_an_interrupted_run_resumes_to_the_same_bits(words, tmp_path, capsys):
@@ -124,13 +135,16 @@ def test_a_finished_run_is_left_as_it_is(made, tmp_path, capsys):
     [
         (["--density", "0.2"], "density was 0.1, is 0.2"),
         (["--seed", "4"], "seed was 0, is 4"),
-        (["--algorithm.steps", "5", "--federation.alpha", "2"], "algorithm.steps was 3, is 5; federation.alpha was 0.5, is 2.0"),
-        (["--method", "fed-avg"], "method was sieve, is fed-avg"),
+        (
+            ["--algorithm.local-steps", "5", "--federation.alpha", "2"],
+            "algorithm.local-steps was 3, is 5; federation.alpha was 0.5, is 2.0",
+        ),
+        (["--algorithm", "fed-avg"], "method was sieve, is fed-avg"),
         (["--task", "mc"], "task was lr, is mc"),
-        (["--start", "somewhere"], "start was None, is somewhere"),
+        (["--init-weights", "somewhere"], "start was None, is somewhere"),
         (["--rounds", "4"], "rounds can only be raised: the run in half has 6; got --rounds 4"),
         (["--out", "other"], "leave out --out"),
-        (["--tune", "2"], "leave out --out and --tune"),
+        (["--tune-trials-trials", "2"], "leave out --out and --tune-trials-trials"),
         (["--checkpoint.rounds", "-1"], "checkpoint.rounds must be at least 0; got -1"),
         (["--checkpoint.seconds", "nan"], "checkpoint.seconds must be at least 0; got nan"),
     ],
@@ -165,20 +179,20 @@ def test_more_rounds_go_on_from_where_the_run_stands(name, made, tmp_path):
 
 
 def test_a_comparison_that_broke_off_goes_on_with_the_same_command(tmp_path, monkeypatch, capsys):
-    words = ["compare", "--methods", "fed-avg,sieve", *QUICK, "--seeds"]
+    words = ["compare", "--algorithms", "fed-avg,sieve", *QUICK, "--seeds"]
     assert main([*words, "0", "--out", "whole"]) == 0
-    real = folders.execute
+    real = folders.run_rounds
 
     def breaks(run, *arguments):
         for step in real(run, *arguments):
-            if run.method == "sieve" and step.row["round"] > 3:
+            if run.method == "sieve" and step.metrics["round"] > 3:
                 raise KeyboardInterrupt
             yield step
 
-    monkeypatch.setattr(folders, "execute", breaks)
+    monkeypatch.setattr(folders, "run_rounds", breaks)
     assert main([*words, "0", "--out", "half"]) == 130
     assert "go on with: the same command" in capsys.readouterr().err
-    monkeypatch.setattr(folders, "execute", real)
+    monkeypatch.setattr(folders, "run_rounds", real)
     finished = everything(tmp_path / "half" / "fed-avg-seed0")
     for other, text in (
         (["1"], "a comparison of other runs: fed-avg-seed0, sieve-seed0"),
@@ -223,11 +237,11 @@ def test_without_a_whole_checkpoint_nothing_is_overwritten(half, capsys):
     [
         ("metrics.jsonl", lambda content: content.replace(b'"round": 2', b'"round": 7'), "metrics.jsonl is damaged at round 2"),
         ("metrics.jsonl", lambda content: content[:40], "metrics.jsonl is damaged at round 1"),
-        ("rounds.bin", lambda content: content[:300], "rounds.bin is damaged"),
+        ("supports.bin", lambda content: content[:300], "supports.bin is damaged"),
         ("config.toml", lambda content: content + b"?", "config.toml of a run, is not TOML"),
         ("config.toml", lambda content: None, "cannot be read: No such file"),
-        ("run.json", lambda content: b"{", "run.json is damaged"),
-        ("run.json", lambda content: content.replace(b'"count": 8', b'"count": 9'), "its clients differ"),
+        ("run_info.json", lambda content: b"{", "run_info.json is damaged"),
+        ("run_info.json", lambda content: content.replace(b'"count": 8', b'"count": 9'), "its clients differ"),
     ],
 )
 def test_other_damaged_files_are_named_and_nothing_is_overwritten(name, harm, text, half, capsys):
@@ -260,14 +274,14 @@ def test_a_disk_that_takes_no_more_is_said_in_one_line(code, made, tmp_path, cap
 
 def test_two_processes_never_train_in_one_folder(half, capsys):
     before = everything(half)
-    with run_directory.held(half):
+    with run_directory.lock(half):
         assert train("--resume", "half") == 2
     assert "another process is training in half" in capsys.readouterr().err
     assert everything(half) == before
 
 
 def test_other_versions_are_worth_a_note(half, capsys):
-    path = half / "run.json"
+    path = half / "run_info.json"
     about = json.loads(path.read_text())
     about["environment"]["torch"] = "1.0"
     path.write_text(json.dumps(about))

@@ -9,14 +9,14 @@ import types
 import pytest
 
 from fedsieve.cli.main import main
-from fedsieve.experiments.trackers import Tracker, flat, numbers
+from fedsieve.experiments.trackers import Tracker, flatten, numeric_values
 from fedsieve.storage.run_directory import read_metrics
 
 pytestmark = pytest.mark.usefixtures("few_test_rows")
 QUICK = [
-    "--data.rows",
+    "--data.num-examples",
     "300",
-    "--data.features",
+    "--data.num-features",
     "40",
     "--density",
     "0.1",
@@ -25,7 +25,7 @@ QUICK = [
     "--federation.participation",
     "0.3",
 ]
-QUICK += ["--rounds", "3", "--algorithm.steps", "2", "--out", "run", "--json", "--quiet"]
+QUICK += ["--rounds", "3", "--algorithm.local-steps", "2", "--out", "run", "--json", "--quiet"]
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def own_folder(tmp_path, monkeypatch):
 
 
 def trained(capsys, tracker):
-    assert main(["train", *QUICK, "--track", tracker]) == 0
+    assert main(["train", *QUICK, "--tracker", tracker]) == 0
     said = capsys.readouterr().out
     json.loads(said)  # what trackers say does not stand beside it
     return said
@@ -45,7 +45,7 @@ def test_tensorboard_has_every_number_of_every_round(capsys, tmp_path):
     trained(capsys, "tensorboard")
     rows = read_metrics(tmp_path / "run")
     events = event_accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
-    assert set(events.Tags()["scalars"]) == set(numbers(rows[0]))
+    assert set(events.Tags()["scalars"]) == set(numeric_values(rows[0]))
     for name in ("r2", "bytes_up", "expected_density"):
         found = events.Scalars(name)
         assert [event.step for event in found] == [1, 2, 3]
@@ -54,7 +54,7 @@ def test_tensorboard_has_every_number_of_every_round(capsys, tmp_path):
 
 def test_every_run_of_a_comparison_is_tracked(capsys, tmp_path):
     pytest.importorskip("tensorboard")
-    assert main(["compare", "--methods", "fed-avg,sieve", "--seeds", "0", *QUICK, "--track", "tensorboard"]) == 0
+    assert main(["compare", "--algorithms", "fed-avg,sieve", "--seeds", "0", *QUICK, "--tracker", "tensorboard"]) == 0
     assert sorted(path.parent.parent.name for path in tmp_path.glob("run/*/tensorboard/events*")) == ["fed-avg-seed0", "sieve-seed0"]
 
 
@@ -63,7 +63,7 @@ def test_trackio_has_every_number_of_every_round(tmp_path):
     code = f"""
 import json, sys
 from fedsieve.cli.main import main
-assert main(["train", *{QUICK}, "--track", "trackio"]) == 0
+assert main(["train", *{QUICK}, "--tracker", "trackio"]) == 0
 from trackio.sqlite_storage import SQLiteStorage
 print(json.dumps(SQLiteStorage.get_logs("fedsieve", "run")))
 """
@@ -111,7 +111,7 @@ def test_mlflow_gets_settings_and_rounds(capsys, monkeypatch):
     package.log_metrics = lambda row, step: run.rows.append((step, row))
     monkeypatch.setitem(sys.modules, "mlflow", package)
     trained(capsys, "mlflow")
-    assert seen["experiment"] == "fedsieve" and seen["name"] == "run" and seen["algorithm.steps"] == 2
+    assert seen["experiment"] == "fedsieve" and seen["name"] == "run" and seen["algorithm.local-steps"] == 2
     assert [step for step, _ in run.rows] == [1, 2, 3]
 
 
@@ -119,11 +119,11 @@ def test_mlflow_gets_settings_and_rounds(capsys, monkeypatch):
 def test_a_missing_tracker_is_said_before_anything_is_written(tracker, capsys, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, tracker.value, None)
     monkeypatch.delitem(sys.modules, "tensorboard.backend", raising=False)
-    assert main(["train", *QUICK, "--track", tracker]) == 2
+    assert main(["train", *QUICK, "--tracker", tracker]) == 2
     said = capsys.readouterr().err
     assert "pip install" in said and tracker in said and said.count("\n") == 1
     assert not (tmp_path / "run").exists()
 
 
 def test_settings_have_the_names_of_their_flags():
-    assert flat({"seed": 1, "start": None, "data": {"true_density": 0.1, "path": None}}) == {"seed": 1, "data.true-density": 0.1}
+    assert flatten({"seed": 1, "init_weights": None, "data": {"true_density": 0.1, "path": None}}) == {"seed": 1, "data.true-density": 0.1}

@@ -20,30 +20,30 @@ from fedsieve.algorithms.sieve import Sieve
 from fedsieve.data import synthetic
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments import runner as folders
-from fedsieve.experiments.config import Engine, Federation, Run
-from fedsieve.experiments.simulation import Problem
+from fedsieve.experiments.config import Engine, FederationConfig, RunConfig
+from fedsieve.experiments.simulation import Simulation
 from fedsieve.storage import run_directory
-from fedsieve.storage.run_log import Pace
+from fedsieve.storage.run_log import CheckpointInterval
 
-synthetic.TEST_ROWS = 200
-DATA = Synthetic(rows=200, features=30, true_density=0.1)
+synthetic.NUM_TEST_EXAMPLES = 200
+DATA = Synthetic(num_examples=200, num_features=30, true_density=0.1)
 CALLS = ("open", "write", "fsync", "replace", "unlink", "mkdir")
-EVERY_ROUND = Pace(seconds=0)
+EVERY_ROUND = CheckpointInterval(seconds=0)
 KILLED, REFUSED = "killed", "refused"
 
 
 def run_of(engine, rounds):
-    place = Federation(clients=8, participation=0.5)
-    return Run(engine=engine, rounds=rounds, density=0.1, seed=1, data=DATA, federation=place, algorithm=Sieve(steps=3))
+    place = FederationConfig(clients=8, participation=0.5)
+    return RunConfig(engine=engine, rounds=rounds, density=0.1, seed=1, data=DATA, federation=place, algorithm=Sieve(local_steps=3))
 
 
 def live(run, folder):
     """Begin, or go on with what there is."""
     if not (folder / run_directory.CONFIG).exists():
-        return folders.begin(run, Problem(run), folder, EVERY_ROUND, quiet=True)
-    if (result := folders.finished(run, folder)) is not None:
+        return folders.start_run(run, Simulation(run), folder, EVERY_ROUND, quiet=True)
+    if (result := folders.finished_result(run, folder)) is not None:
         return result
-    return folders.resume(run, folder, EVERY_ROUND, quiet=True)
+    return folders.resume_run(run, folder, EVERY_ROUND, quiet=True)
 
 
 def forked(run, folder, before=lambda: None):
@@ -55,7 +55,7 @@ def forked(run, folder, before=lambda: None):
         before()
         live(run, folder)
         os._exit(0)
-    except (run_directory.WriteError, run_directory.FolderError) as problem:
+    except (run_directory.WriteError, run_directory.RunDirectoryError) as problem:
         os._exit(3 if "cannot write" in str(problem) else 4)
     except BaseException as problem:
         print(f"{type(problem).__name__}: {problem}", file=sys.stderr, flush=True)
@@ -72,7 +72,7 @@ def ended(child):
 def left(folder):
     """All that a run leaves but clocks: model, checkpoint (all of the server's bits), metrics, trace."""
     rows = [{k: v for k, v in row.items() if k != "seconds"} for row in run_directory.read_metrics(folder)]
-    with np.load(folder / run_directory.TRACE) as trace:
+    with np.load(folder / run_directory.SUPPORTS_NPZ) as trace:
         arrays = {name: trace[name].tolist() for name in trace.files}
     newest = sorted(path.name for path in (folder / run_directory.CHECKPOINTS).iterdir())[-1]
     return (folder / run_directory.MODEL).read_bytes(), newest, rows, arrays

@@ -20,15 +20,15 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from safetensors.numpy import load_file
 
-from fedsieve.deployment.config import plan_from
-from fedsieve.deployment.flower import LOST
-from fedsieve.deployment.local_cluster import NAME, Federation
+from fedsieve.deployment.config import deployment_config
+from fedsieve.deployment.flower import FLOWER_ERRORS
+from fedsieve.deployment.local_cluster import CONNECTION, LocalCluster
 from fedsieve.deployment.server import model_of
-from fedsieve.models.sparse_model import pack
-from fedsieve.runtime.batched import Batched
-from fedsieve.runtime.client_data import Rows
-from fedsieve.runtime.context import Party
-from fedsieve.runtime.rounds import Population, start, train
+from fedsieve.models.sparse_model import to_safetensors
+from fedsieve.runtime.batched import BatchedEngine
+from fedsieve.runtime.client_data import ClientData
+from fedsieve.runtime.context import RunContext
+from fedsieve.runtime.rounds import Population, initial_server, train
 
 APP = Path(__file__).parents[1] / "deployment" / "federated"
 sys.path.insert(0, str(APP))
@@ -37,7 +37,7 @@ from trial.faults import REASONS  # noqa: E402
 
 CLIENTS = 3
 COMPLETED = "finished:completed"
-CONFIG = {"clients": CLIENTS, "seed": 11, "density": 0.1, "precision": "double", "algorithm.steps": 4, "algorithm.batch": 8}
+CONFIG = {"clients": CLIENTS, "seed": 11, "density": 0.1, "precision": "double", "algorithm.local-steps": 4, "algorithm.batch-size": 8}
 
 
 def once(factory, name, run):
@@ -62,18 +62,18 @@ def batched(plan, path, replied=None):
     `replied` says whose replies counted, {round: clients}; the others crossed and were not averaged.
     """
     x, y = (torch.from_numpy(np.concatenate(parts)).to(plan.dtype) for parts in zip(*map(task.rows, range(CLIENTS)), strict=True))
-    rows = Rows(x, y, [len(task.rows(client)[1]) for client in range(CLIENTS)], plan.objective, plan.algorithm.batch_rows)
-    engine = Batched(**{name: getattr(plan, name) for name in Party.__dataclass_fields__}, rows=rows)
+    rows = ClientData(x, y, [len(task.rows(client)[1]) for client in range(CLIENTS)], plan.objective, plan.algorithm.examples_per_step)
+    engine = BatchedEngine(**{name: getattr(plan, name) for name in RunContext.__dataclass_fields__}, data=rows)
 
     def exchange(clock, packet, clients):
         came = engine(clock, packet, clients)
         return came._replace(replies=[reply for reply in came.replies if replied is None or reply.client in replied[clock.round + 1]])
 
-    server = start(plan.algorithm, plan.objective, plan.seed, plan.dtype)
+    server = initial_server(plan.algorithm, plan.objective, plan.seed, plan.dtype)
     with task.recorded(path) as packets:
         population = Population(CLIENTS, range(CLIENTS))
         rounds = list(train(plan.algorithm, server, population, 1.0, exchange, plan.rounds, plan.seed, dtype=plan.dtype))
-    return pack(model_of(plan, plan.algorithm.theta(rounds[-1].server), (40,))), packets, rounds
+    return to_safetensors(model_of(plan, plan.algorithm.parameters(rounds[-1].server), (40,))), packets, rounds
 
 
 def left(folder):
@@ -95,9 +95,9 @@ def weights(model, path):
 @contextmanager
 def federation(logs, connection=None):
     """A federation with a short home: sockets have short names."""
-    with tempfile.TemporaryDirectory(prefix="fs-") as home, Federation(Path(home), logs, connection) as made:
+    with tempfile.TemporaryDirectory(prefix="fs-") as home, LocalCluster(Path(home), logs, connection) as made:
         yield made
-    assert made.strays() == [], "no process survives"
+    assert made.leftover_processes() == [], "no process survives"
 
 
 @contextmanager
@@ -107,10 +107,10 @@ def secured(folder):
     with federation(folder / "logs", {"root-certificates": str(folder / "tls" / "ca.crt")}) as made:
         tls = folder / "tls"
         made.tls = ("--ssl-ca-certfile", f"{tls}/ca.crt", "--ssl-certfile", f"{tls}/server.pem", "--ssl-keyfile", f"{tls}/server.key")
-        made.superlink((*made.tls, "--enable-supernode-auth", "--database", str(folder / "superlink.db")))
+        made.start_superlink((*made.tls, "--enable-supernode-auth", "--database", str(folder / "superlink.db")))
         pairs = [node_key(folder, f"node-{client}") for client in range(CLIENTS)]
         with ThreadPoolExecutor() as several:
-            list(several.map(lambda pair: made.flwr("supernode", "register", str(pair[1]), NAME), pairs))
+            list(several.map(lambda pair: made.run_flwr("supernode", "register", str(pair[1]), CONNECTION), pairs))
         made.keys = [("--root-certificates", f"{tls}/ca.crt", "--auth-supernode-private-key", str(private)) for private, _ in pairs]
         yield made
 
@@ -118,9 +118,9 @@ def secured(folder):
 def finished(made, run, seconds=600):
     """Wait for the end of a run; its status."""
     deadline = time.monotonic() + seconds
-    follower = made.follow(run)
+    follower = made.stream_log(run)
     while follower.poll() is None:
-        assert time.monotonic() < deadline, made.last_words(f"server-{run}")
+        assert time.monotonic() < deadline, made.log_tail(f"server-{run}")
         time.sleep(0.2)
     return made.status(run)
 
@@ -129,7 +129,7 @@ def complete(made, settings, simulated=None, tries=3):
     """A run to its end. Ray gives its daemon 30 seconds to start, which a busy machine may not have: then once more."""
     run = made.submit(APP, settings, simulated)
     if finished(made, run)[0] != COMPLETED:
-        assert tries > 1 and "timed out during startup" in (made.logs / f"server-{run}.log").read_text(), made.last_words(f"server-{run}")
+        assert tries > 1 and "timed out during startup" in (made.logs / f"server-{run}.log").read_text(), made.log_tail(f"server-{run}")
         complete(made, settings, simulated, tries - 1)
 
 
@@ -149,7 +149,7 @@ def faults_by_round(kinds, first=1):
 
 
 def plan_of(method, rounds):
-    return plan_from({**CONFIG, "method": method, "rounds": rounds}, task.OBJECTIVE)
+    return deployment_config({**CONFIG, "algorithm.name": method, "rounds": rounds}, task.OBJECTIVE)
 
 
 def assert_parity(folder, method, rounds, tmp_path):
@@ -163,10 +163,10 @@ def assert_parity(folder, method, rounds, tmp_path):
     assert sorted(passed["made"]) == sorted(averaged) and set(averaged) <= set(passed["heard"])
     for row, each in zip(rows, done, strict=True):
         if not row["rejected"]:
-            assert (row["bytes_up"], row["bytes_down"]) == (each.up.wire, each.down.wire)
+            assert (row["bytes_up"], row["bytes_down"]) == (each.uplink.total, each.downlink.total)
     unread = sum(int(number) for row in rows for number in re.findall(r"oversized: (\d+) bytes", str(row["rejected"])))
     assert result["bytes_up"] == unread + sum(len(packet) // 2 for packet in passed["heard"])
-    assert result["envelope_up"] > 0 and result["envelope_down"] > 0
+    assert result["flower_overhead_up"] > 0 and result["flower_overhead_down"] > 0
     return rows
 
 
@@ -178,7 +178,7 @@ def assert_faults_named(rows, faults):
         assert row["replied"] == [client for client in range(CLIENTS) if str(client) not in reasons]
         for client, kind in expected.items():
             assert REASONS[kind] in reasons[client]
-        assert all(reason in LOST.values() or "no reply" in reason for client, reason in reasons.items() if client not in expected)
+        assert all(reason in FLOWER_ERRORS.values() or "no reply" in reason for client, reason in reasons.items() if client not in expected)
 
 
 # Keys and certificates

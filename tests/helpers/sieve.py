@@ -3,26 +3,26 @@
 import torch
 
 from fedsieve.algorithms.sieve import Sieve
-from fedsieve.core.random import drawer, server_drawer
+from fedsieve.core.random import client_sampler, server_sampler
 from fedsieve.core.types import Batch, Clock
-from fedsieve.experiments.config import Federation, Run
-from fedsieve.experiments.simulation import Problem
-from fedsieve.experiments.training import execute
+from fedsieve.experiments.config import FederationConfig, RunConfig
+from fedsieve.experiments.simulation import Simulation
+from fedsieve.experiments.training import run_rounds
 from fedsieve.objectives.linear import Linear, Loss
-from fedsieve.runtime.rounds import start
+from fedsieve.runtime.rounds import initial_server
 
-MODEL = Linear(loss=Loss.SOFTMAX, features=30, outputs=4)
-SIEVE = Sieve(density=0.1, steps=4, batch=8)
+MODEL = Linear(loss=Loss.SOFTMAX, num_features=30, num_outputs=4)
+SIEVE = Sieve(density=0.1, local_steps=4, batch_size=8)
 FIRST, SEARCH, POLISH = Clock(0, 10), Clock(2, 10), Clock(8, 10)
 
 
 def draw(round=0, step=0, clients=(0,)):
-    return drawer(5, round, 0, step, list(clients), torch.float64, "cpu")
+    return client_sampler(5, round, 0, step, list(clients), torch.float64, "cpu")
 
 
 def begun(clock=SEARCH, sieve=SIEVE, signs=0.0, width=-1.0):
-    server = start(sieve, MODEL, 3, torch.float64)._replace(signs=torch.tensor(signs), width=torch.tensor(width))
-    packet = sieve.broadcast(server, clock, server_drawer(3, clock.round, 0, torch.float64, "cpu"))
+    server = initial_server(sieve, MODEL, 3, torch.float64)._replace(signs=torch.tensor(signs), width=torch.tensor(width))
+    packet = sieve.broadcast(server, clock, server_sampler(3, clock.round, 0, torch.float64, "cpu"))
     client = sieve.client_init(packet, MODEL.layout, clock, torch.float64)
     return server, packet, type(client)(*(part[None] if isinstance(part, torch.Tensor) else part for part in client))
 
@@ -37,6 +37,6 @@ def stepped(client, clock=SEARCH, steps=4, sieve=SIEVE):
 
 def trained(task, density, data, sieve, rounds=10):
     """The rounds of a short run."""
-    place = Federation(clients=10, participation=0.4)
-    run = Run(task=task, method="sieve", density=density, rounds=rounds, data=data, federation=place, algorithm=sieve)
-    return list(execute(run, Problem(run)))
+    place = FederationConfig(clients=10, participation=0.4)
+    run = RunConfig(task=task, algorithm_name="sieve", density=density, rounds=rounds, data=data, federation=place, algorithm=sieve)
+    return list(run_rounds(run, Simulation(run)))

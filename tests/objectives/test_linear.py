@@ -19,7 +19,7 @@ def case(loss):
         Loss.MULTILABEL: torch.randint(0, 2, (K, B, 5), generator=g).double(),
     }[loss]
     theta = torch.randn(K, outputs * F, generator=g, dtype=torch.float64)
-    return Linear(loss=loss, features=F, outputs=outputs), theta, Batch(x, y)
+    return Linear(loss=loss, num_features=F, num_outputs=outputs), theta, Batch(x, y)
 
 
 def written_out(loss, theta, x, y, outputs):
@@ -39,7 +39,7 @@ def test_loss_and_gradient_are_those_of_autograd_for_every_client(loss):
     found_loss, found = objective.gradient(theta, batch)
     for k in range(K):
         leaf = theta[k].clone().requires_grad_()
-        value = written_out(loss, leaf, batch.x[k], batch.y[k], objective.outputs)
+        value = written_out(loss, leaf, batch.x[k], batch.y[k], objective.num_outputs)
         (grad,) = torch.autograd.grad(value, leaf)
         torch.testing.assert_close(found[k], grad)
         torch.testing.assert_close(found_loss[k], value.detach())
@@ -48,16 +48,16 @@ def test_loss_and_gradient_are_those_of_autograd_for_every_client(loss):
 @pytest.mark.parametrize("loss", Loss)
 def test_the_empty_loss_is_that_of_a_model_of_zeros(loss):
     objective, theta, batch = case(loss)
-    torch.testing.assert_close(objective.empty_loss(batch).double(), objective.gradient(torch.zeros_like(theta), batch)[0])
+    torch.testing.assert_close(objective.zero_model_loss(batch).double(), objective.gradient(torch.zeros_like(theta), batch)[0])
 
 
 @pytest.mark.parametrize("loss", Loss)
 def test_smoothness_bounds_the_curvature_of_all_rows_together(loss):
     objective, theta, batch = case(loss)
     rows = Batch(batch.x[0], batch.y[0])
-    hessian = torch.autograd.functional.hessian(lambda t: written_out(loss, t, rows.x, rows.y, objective.outputs), theta[0])
+    hessian = torch.autograd.functional.hessian(lambda t: written_out(loss, t, rows.x, rows.y, objective.num_outputs), theta[0])
     largest = torch.linalg.eigvalsh(hessian)[-1]
-    assert objective.smoothness(rows, B, iterations=200) >= largest - 1e-9
+    assert objective.smoothness(rows, B, num_iterations=200) >= largest - 1e-9
 
 
 def test_smoothness_of_one_row_batches_is_that_of_the_worst_row():
@@ -68,7 +68,7 @@ def test_smoothness_of_one_row_batches_is_that_of_the_worst_row():
 
 @pytest.mark.parametrize("kept", [[3, 60, 149], range(150)])
 def test_a_model_predicts_what_the_dense_product_says_however_few_its_weights_and_rows_are_held(kept):
-    objective = Linear(loss=Loss.SOFTMAX, features=50, outputs=3)
+    objective = Linear(loss=Loss.SOFTMAX, num_features=50, num_outputs=3)
     theta = torch.zeros(150, dtype=torch.float64)
     theta[list(kept)] = torch.linspace(-2.0, 1.0, len(kept), dtype=torch.float64)
     x = torch.randn(20, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

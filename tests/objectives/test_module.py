@@ -12,10 +12,10 @@ from fedsieve.core.types import Batch
 from fedsieve.objectives.lenet import lenet
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.objectives.module import Module
-from fedsieve.runtime.batched import Batched
-from fedsieve.runtime.client_data import Rows
-from fedsieve.runtime.loop import Loop
-from fedsieve.runtime.rounds import Population, start, train
+from fedsieve.runtime.batched import BatchedEngine
+from fedsieve.runtime.client_data import ClientData
+from fedsieve.runtime.loop import LoopEngine
+from fedsieve.runtime.rounds import Population, initial_server, train
 
 
 def rows_of(shape, classes=3, count=60, integers=False, seed=0):
@@ -27,19 +27,27 @@ def rows_of(shape, classes=3, count=60, integers=False, seed=0):
     return x, y
 
 
-def trained(objective, x, y, rounds=6, method="fed-round-ht", engine=Batched, **fields):
-    settings = {"density": 0.5, "steps": 8, "batch": 10, "step_rule": StepRule.CONSTANT, "rate": 0.1, "bits": 32, "clip": 1.0}
+def trained(objective, x, y, rounds=6, method="fed-round-ht", engine=BatchedEngine, **fields):
+    settings = {
+        "density": 0.5,
+        "local_steps": 8,
+        "batch_size": 10,
+        "step_rule": StepRule.CONSTANT,
+        "learning_rate": 0.1,
+        "bits": 32,
+        "max_gradient_norm": 1.0,
+    }
     cls = algorithm_class(method)
-    algorithm = cls(**{name: value for name, value in (settings | fields).items() if name not in cls.unused})
-    rows = Rows(x, y, [20, 25, 15], objective, algorithm.batch_rows)
-    exchange = engine(algorithm=algorithm, objective=objective, rows=rows, seed=1, fingerprint=1)
-    server = start(algorithm, objective, 1, torch.float32)
+    algorithm = cls(**{name: value for name, value in (settings | fields).items() if name not in cls.unsupported_options})
+    rows = ClientData(x, y, [20, 25, 15], objective, algorithm.examples_per_step)
+    exchange = engine(algorithm=algorithm, objective=objective, data=rows, seed=1, fingerprint=1)
+    server = initial_server(algorithm, objective, 1, torch.float32)
     *_, last = train(algorithm, server, Population(3, range(3)), 1.0, exchange, rounds, 1)
-    return algorithm.theta(last.server)
+    return algorithm.parameters(last.server)
 
 
 def test_lenet_has_exactly_the_papers_parameters():
-    objective = Module(module=lenet(), build=lenet)
+    objective = Module(module=lenet(), factory=lenet)
     assert objective.layout.size == 44_426
     assert sum(part.stop - part.start for part, _ in objective.layout.layers.values()) == 44_426
 
@@ -51,7 +59,9 @@ def test_a_linear_module_has_the_gradient_of_the_closed_form(k):
     batch = Batch(torch.randn(k, 9, 6, generator=g), torch.randint(0, 4, (k, 9), generator=g))
     theta = torch.randn(k, 24, generator=g)
     for ours, closed in zip(
-        Module(module=module).gradient(theta, batch), Linear(loss=Loss.SOFTMAX, features=6, outputs=4).gradient(theta, batch), strict=True
+        Module(module=module).gradient(theta, batch),
+        Linear(loss=Loss.SOFTMAX, num_features=6, num_outputs=4).gradient(theta, batch),
+        strict=True,
     ):
         torch.testing.assert_close(ours, closed)
 
@@ -60,7 +70,7 @@ def test_a_convolution_has_the_gradient_autograd_finds_for_each_client():
     objective = Module(module=lenet())
     g = torch.Generator().manual_seed(0)
     batch = Batch(torch.randn(2, 5, 1, 28, 28, generator=g), torch.randint(0, 10, (2, 5), generator=g))
-    theta = objective.flat(objective.module).expand(2, -1) + 0.01 * torch.randn(2, 44_426, generator=g)
+    theta = objective.flatten(objective.module).expand(2, -1) + 0.01 * torch.randn(2, 44_426, generator=g)
     losses, gradients = objective.gradient(theta, batch)
     for k in range(2):
         module = lenet()
@@ -105,7 +115,7 @@ def test_modules_of_every_kind_learn(kind):
     objective = Module(module=build())
     x, y = rows_of(shape, integers=integers)
     theta = trained(objective, x, y, rounds=8, rate=0.5)
-    before = functional.cross_entropy(objective.predict(objective.flat(objective.module), x), y)
+    before = functional.cross_entropy(objective.predict(objective.flatten(objective.module), x), y)
     after = functional.cross_entropy(objective.predict(theta, x), y)
     assert after < before - 0.1
     assert int((theta != 0).sum()) == objective.layout.size // 2
@@ -115,10 +125,10 @@ def test_modules_of_every_kind_learn(kind):
 def test_outputs_at_other_parameters_are_those_of_a_module_that_has_them(kind):
     build, shape, integers = MODULES[kind]
     objective, other = Module(module=build()), build().eval()
-    own = objective.flat(objective.module)
+    own = objective.flatten(objective.module)
     x, _ = rows_of(shape, integers=integers)
-    torch.testing.assert_close(objective.predict(objective.flat(other), x), other(x).detach())
-    assert torch.equal(objective.flat(objective.module), own)
+    torch.testing.assert_close(objective.predict(objective.flatten(other), x), other(x).detach())
+    assert torch.equal(objective.flatten(objective.module), own)
 
 
 def test_a_module_has_its_own_parameters_again_after_a_call_that_failed():
@@ -135,7 +145,7 @@ def test_both_engines_train_modules_alike_and_dropout_repeats(kind):
     torch.manual_seed(0)
     objective = Module(module=build())
     x, y = rows_of(shape)
-    one, again, loop = (trained(objective, x, y, rounds=3, engine=engine) for engine in (Batched, Batched, Loop))
+    one, again, loop = (trained(objective, x, y, rounds=3, engine=engine) for engine in (BatchedEngine, BatchedEngine, LoopEngine))
     assert torch.equal(one, again)
     torch.testing.assert_close(one, loop, atol=1e-4, rtol=0)
 
@@ -157,7 +167,7 @@ def test_tied_weights_share_one_gate():
     assert objective.layout.size == 36
     g = torch.Generator().manual_seed(0)
     x = torch.randn(1, 4, 6, generator=g)
-    _, gradient = objective.gradient(objective.flat(module)[None], Batch(x, x))
+    _, gradient = objective.gradient(objective.flatten(module)[None], Batch(x, x))
     value = functional.mse_loss(module(x[0]), x[0])
     value.backward()
     torch.testing.assert_close(gradient[0], module[0].weight.grad.reshape(-1))
@@ -177,12 +187,12 @@ def test_a_module_without_parameters_is_refused():
 
 
 def test_a_fresh_start_follows_from_the_seed_and_a_given_one_is_kept():
-    fresh = Module(module=lenet(), build=lenet)
+    fresh = Module(module=lenet(), factory=lenet)
     algorithm = algorithm_class("fed-avg")()
-    one, again, other = (start(algorithm, fresh, seed, torch.float32).theta for seed in (1, 1, 2))
+    one, again, other = (initial_server(algorithm, fresh, seed, torch.float32).theta for seed in (1, 1, 2))
     assert torch.equal(one, again) and not torch.equal(one, other)
     given = Module(module=lenet())
-    assert torch.equal(start(algorithm, given, 1, torch.float32).theta, given.flat(given.module))
+    assert torch.equal(initial_server(algorithm, given, 1, torch.float32).theta, given.flatten(given.module))
 
 
 @pytest.mark.parametrize("method", ["flops-pa", "fed-iter-ht", "gradual", "flops"])

@@ -8,7 +8,7 @@ from tools import record_behaviour
 from tools.record_behaviour import ENGINES
 
 RECORD = json.loads(record_behaviour.RECORD.read_text())
-SAME_CPU = RECORD["cpu"] == record_behaviour.cpu()
+SAME_CPU = RECORD["cpu"] == record_behaviour.describe_cpu()
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def restore_test_size(few_test_rows):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("case", RECORD["double"])
 def test_a_run_in_double_precision_repeats_the_record(case, engine):
-    recorded, found = RECORD["double"][case], record_behaviour.behaviour(*case.split(), engine)
+    recorded, found = RECORD["double"][case], record_behaviour.record_run(*case.split(), engine)
     assert found["bytes_up"] == recorded["bytes_up"]
     assert found["bytes_down"] == recorded["bytes_down"]
     assert found["indices"] == recorded["indices"]
@@ -31,4 +31,4 @@ def test_a_run_in_double_precision_repeats_the_record(case, engine):
 @pytest.mark.skipif(not SAME_CPU, reason="single precision repeats bit for bit only on the type of CPU that recorded it")
 @pytest.mark.parametrize("case", RECORD["single"])
 def test_a_run_in_single_precision_repeats_the_record(case):
-    assert record_behaviour.behaviour(*case.split(), "batched", single=True)["sha256"] == RECORD["single"][case]
+    assert record_behaviour.record_run(*case.split(), "batched", single_precision=True)["sha256"] == RECORD["single"][case]

@@ -21,10 +21,10 @@ def test_the_ten_lines_of_python_do_what_the_readme_says(capsys, tmp_path, monke
 
 
 def test_every_method_and_task_is_in_the_readme():
-    from fedsieve.algorithms import METHODS
+    from fedsieve.algorithms import ALGORITHMS
     from fedsieve.experiments.tasks import TASKS
 
-    for name in (*METHODS, *TASKS):
+    for name in (*ALGORITHMS, *TASKS):
         assert f"`{name}`" in README
 
 

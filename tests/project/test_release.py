@@ -68,11 +68,11 @@ for name in fedsieve.__all__:
     getattr(fedsieve, name)
 from fedsieve.cli.main import main
 
-small = ["--data.rows", "300", "--data.features", "40", "--density", "0.1", "--federation.clients", "10"]
+small = ["--data.num-examples", "300", "--data.num-features", "40", "--density", "0.1", "--federation.clients", "10"]
 assert main(["train", *small, "--rounds", "1", "--federation.participation", "0.3", "--quiet", "--out", "run"]) == 0
 assert main(["report", "run"]) == main(["inspect", "run"]) == main(["doctor"]) == 0
 assert main(["export", "run", "--format", "npz", "--verify"]) == 0
-assert main(["export", "run", "--format", "onnx"]) == main(["train", "--track", "tensorboard", "--quiet"]) == 2
+assert main(["export", "run", "--format", "onnx"]) == main(["train", "--tracker", "tensorboard", "--quiet"]) == 2
 """
 OPTIONAL = {
     "onnx",

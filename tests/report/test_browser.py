@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from fedsieve.report.html.live_server import server
+from fedsieve.report.html.live_server import create_server
 from fedsieve.storage import run_directory
 
 
@@ -152,7 +152,7 @@ def test_a_watched_page_follows_the_run_and_keeps_what_is_open(runs, visit, tmp_
     (place / "result.json").unlink()
     lines = (place / "metrics.jsonl").read_text().splitlines(keepends=True)
     (place / "metrics.jsonl").write_text("".join(lines[:2]))
-    made = server(place, 0)
+    made = create_server(place, 0)
     thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from fedsieve.cli.main import main
-from fedsieve.report.html.live_server import server
+from fedsieve.report.html.live_server import create_server
 
 
 @pytest.fixture
@@ -20,10 +20,10 @@ def under_way(runs, tmp_path):
     place = tmp_path / "run"
     shutil.copytree(runs / "lr", place)
     lines = (place / "metrics.jsonl").read_text().splitlines(keepends=True)
-    for name in ("result.json", "model.safetensors", "trace.npz", "report.html"):
+    for name in ("result.json", "model.safetensors", "supports.npz", "report.html"):
         (place / name).unlink()
     (place / "metrics.jsonl").write_text("".join(lines[:2]))
-    made = server(place, 0)
+    made = create_server(place, 0)
     thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     yield place, made.server_address[1], lines[2:]

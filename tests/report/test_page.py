@@ -13,9 +13,9 @@ from safetensors.numpy import load_file
 
 from fedsieve.cli.main import main
 from fedsieve.report.html import page, png
-from fedsieve.report.html.overview import pareto
+from fedsieve.report.html.overview import pareto_front
 from fedsieve.report.html.run_record import find_runs, read_run
-from fedsieve.report.html.supports import ious
+from fedsieve.report.html.supports import pairwise_iou
 from fedsieve.storage import run_directory
 
 EVERY_RUN = ["In short", "Quality", "Bytes", "Supports and gates", "What was kept", "Clients", "How to get it again"]
@@ -107,12 +107,14 @@ def test_what_was_found_of_the_truth_is_what_the_metrics_say(runs):
 
 
 def test_the_clients_are_those_of_the_run(runs):
-    about = json.loads((runs / "digits" / "run.json").read_text())
+    about = json.loads((runs / "digits" / "run_info.json").read_text())
     rows = run_directory.read_metrics(runs / "digits")
     columns, body = tables(tree((runs / "digits" / "report.html").read_text()))["Clients"]
     assert columns == ["client", "rows", "rounds asked", "rounds replied", "replies rejected", "labels held"]
     by_client = {int(line[0]): line for line in body}
-    assert [int(by_client[i][1]) for i in range(20)] == about["clients"]["rows"] == np.sum(about["clients"]["labels"], axis=1).tolist()
+    assert (
+        [int(by_client[i][1]) for i in range(20)] == about["clients"]["num_examples"] == np.sum(about["clients"]["labels"], axis=1).tolist()
+    )
     assert sum(int(line[2]) for line in body) == sum(len(row["cohort"]) for row in rows)
 
 
@@ -133,7 +135,7 @@ def test_the_density_of_messages_is_drawn_as_they_were_sent_where_it_is_not_the_
     first, *rest = run_directory.read_metrics(place)
     rows = [first | {"message_density": sent}, *(row | {"message_density": 0.1} for row in rest)]
     (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert ("messages" in re.search("Density per round.*?</table>", page.report([place]), re.DOTALL)[0]) is drawn
+    assert ("messages" in re.search("Density per round.*?</table>", page.render_report([place]), re.DOTALL)[0]) is drawn
 
 
 def test_the_masks_show_the_weights_kept(runs):
@@ -168,8 +170,8 @@ def test_fifty_runs_stay_below_six_megabytes_and_lose_no_row_of_the_overview(run
         lines = (place / "metrics.jsonl").read_text().splitlines()
         rows = [json.loads(lines[t % len(lines)]) | {"round": t + 1} for t in range(100)]
         (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        trace = np.load(place / "trace.npz")
-        run_directory.write_trace(place, **{name: np.repeat(trace[name], 25, axis=0) for name in ("supports", "gate_histogram")})
+        trace = np.load(place / "supports.npz")
+        run_directory.write_supports(place, **{name: np.repeat(trace[name], 25, axis=0) for name in ("supports", "gate_histogram")})
     assert main(["report", str(tmp_path / "many")]) == 0
     place = tmp_path / "many" / "report.html"
     assert place.stat().st_size < 6e6
@@ -180,24 +182,24 @@ def test_fifty_runs_stay_below_six_megabytes_and_lose_no_row_of_the_overview(run
 def test_a_half_written_run_has_a_page(runs, tmp_path):
     place = tmp_path / "half"
     shutil.copytree(runs / "lr", place)
-    for name in ("result.json", "model.safetensors", "trace.npz", "report.html"):
+    for name in ("result.json", "model.safetensors", "supports.npz", "report.html"):
         (place / name).unlink()
     lines = (place / "metrics.jsonl").read_text().splitlines(keepends=True)
     (place / "metrics.jsonl").write_text("".join(lines[:2]) + lines[2][:50])
     assert len(read_run(place).rows) == 2
-    text = page.report([place])
+    text = page.render_report([place])
     assert "2 of 4" in text and "under way" in text
 
 
 def test_a_run_of_an_earlier_version_has_a_page(runs, tmp_path):
     place = tmp_path / "old"
     shutil.copytree(runs / "lr", place)
-    (place / "run.json").unlink()
+    (place / "run_info.json").unlink()
     rows = run_directory.read_metrics(place)
     new = ("header", "positions", "scalars", "weights", "gates")
     kept = [{key: value for key, value in row.items() if not key.endswith(new)} for row in rows]
     (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
-    assert "Bytes sent" in page.report([place])
+    assert "Bytes sent" in page.render_report([place])
 
 
 def test_text_from_the_store_is_never_markup(runs, tmp_path):
@@ -206,7 +208,7 @@ def test_text_from_the_store_is_never_markup(runs, tmp_path):
     rows = run_directory.read_metrics(place)
     rows[-1]["rejected"] = [[0, "<script>alert(1)</script>"]]
     (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    text = page.report([place])
+    text = page.render_report([place])
     assert "<script>alert" not in text and "&lt;script&gt;alert" in text and "<img src=x" not in text
 
 
@@ -220,7 +222,7 @@ def test_text_from_the_store_is_never_markup(runs, tmp_path):
         (lambda place: (place / "metrics.jsonl").write_text('{"round": 1}\n{}\n'), "damaged in line 1"),
         (lambda place: (place / "metrics.jsonl").write_bytes(b"\xff\xfe\n"), "cannot be read"),
         (lambda place: (place / "metrics.jsonl").write_text(""), "no finished round"),
-        (lambda place: (place / "trace.npz").write_bytes(b"PK nonsense"), "damaged"),
+        (lambda place: (place / "supports.npz").write_bytes(b"PK nonsense"), "damaged"),
         (lambda place: (place / "model.safetensors").write_bytes(b"nonsense"), "damaged"),
         (lambda place: (place / "result.json").write_text("[]"), "damaged"),
         (lambda place: (place / "result.json").write_text('{"metric": "r2"}'), "not what a run leaves"),
@@ -260,8 +262,10 @@ def test_the_page_opens_in_the_browser_the_system_names(runs, tmp_path, monkeypa
 
 def test_a_failing_report_does_not_lose_the_run(tmp_path, monkeypatch, capsys, few_test_rows):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fedsieve.report.html.page.report", lambda *_: 1 / 0)
-    assert main(["train", "--data.rows", "300", "--data.features", "40", "--rounds", "2", "--out", "run", "--density", "0.1"]) == 0
+    monkeypatch.setattr("fedsieve.report.html.page.render_report", lambda *_: 1 / 0)
+    assert (
+        main(["train", "--data.num-examples", "300", "--data.num-features", "40", "--rounds", "2", "--out", "run", "--density", "0.1"]) == 0
+    )
     said = capsys.readouterr()
     assert "the run is kept" in said.err and "run folder" in said.out
     assert (tmp_path / "run" / "result.json").exists() and not (tmp_path / "run" / "report.html").exists()
@@ -279,19 +283,19 @@ def test_overlap_is_intersection_over_union():
     rng = np.random.default_rng(0)
     supports = np.stack([np.sort(rng.choice(30, 8, replace=False)) for _ in range(5)])
     brute = [[len(set(a) & set(b)) / len(set(a) | set(b)) for b in supports.tolist()] for a in supports.tolist()]
-    assert np.allclose(ious(supports), brute)
+    assert np.allclose(pairwise_iou(supports), brute)
 
 
 def test_supports_of_unequal_length_are_kept_and_compared():
-    supports = run_directory.padded([np.array([1, 5, 7]), np.array([5]), np.array([5, 7])])
+    supports = run_directory.pad_supports([np.array([1, 5, 7]), np.array([5]), np.array([5, 7])])
     assert supports.tolist() == [[1, 5, 7], [5, -1, -1], [5, 7, -1]]
-    assert np.allclose(ious(supports), [[1, 1 / 3, 2 / 3], [1 / 3, 1, 1 / 2], [2 / 3, 1 / 2, 1]])
+    assert np.allclose(pairwise_iou(supports), [[1, 1 / 3, 2 / 3], [1 / 3, 1, 1 / 2], [2 / 3, 1 / 2, 1]])
 
 
 def test_the_front_holds_those_nobody_beats():
     points = {"a": (10, 0.5), "b": (20, 0.4), "c": (30, 0.9), "d": (30, 0.8), "e": (5, 0.1)}
     beaten = {n for n, (x, y) in points.items() for x2, y2 in points.values() if x2 <= x and y2 >= y and (x2, y2) != (x, y)}
-    assert pareto(points) == sorted(set(points) - beaten, key=lambda n: points[n])
+    assert pareto_front(points) == sorted(set(points) - beaten, key=lambda n: points[n])
 
 
 def test_a_picture_is_a_png_another_library_reads(tmp_path):
@@ -300,7 +304,7 @@ def test_a_picture_is_a_png_another_library_reads(tmp_path):
     from matplotlib import image
 
     matrix = np.array([[0.0, 1.0, -1.0], [0.5, 0.0, 0.0]])
-    (tmp_path / "p.png").write_bytes(b64decode(png.signed(matrix).split(",")[1]))
+    (tmp_path / "p.png").write_bytes(b64decode(png.signed_png(matrix).split(",")[1]))
     read = image.imread(tmp_path / "p.png")
     assert read.shape == (2, 3, 4)
     assert ((read[..., 3] > 0) == (matrix != 0)).all()
@@ -320,10 +324,37 @@ def test_a_study_has_a_page_with_its_table_its_figures_and_its_claims(tmp_path):
 def test_the_page_shows_who_was_away_what_was_rejected_and_what_privacy_was_spent(tmp_path, monkeypatch):
     from fedsieve.cli.main import main
 
-    monkeypatch.setattr("fedsieve.data.synthetic.TEST_ROWS", 200)
-    words = ["train", "--method", "fed-avg", "--rounds", "3", "--data.rows", "200", "--data.features", "20", "--federation.clients", "10"]
+    monkeypatch.setattr("fedsieve.data.synthetic.NUM_TEST_EXAMPLES", 200)
+    words = [
+        "train",
+        "--algorithm",
+        "fed-avg",
+        "--rounds",
+        "3",
+        "--data.num-examples",
+        "200",
+        "--data.num-features",
+        "20",
+        "--federation.clients",
+        "10",
+    ]
     words += ["--federation.participation", "0.5", "--density", "0.1", "--quiet", "--out", str(tmp_path / "run")]
-    assert main([*words, "--failures.drop", "0.3", "--failures.late", "0.3", "--failures.hostile", "0.2", "--privacy.noise", "1"]) == 0
+    assert (
+        main(
+            [
+                *words,
+                "--failures.dropout",
+                "0.3",
+                "--failures.straggler-fraction",
+                "0.3",
+                "--failures.malicious-fraction",
+                "0.2",
+                "--privacy.noise-multiplier",
+                "1",
+            ]
+        )
+        == 0
+    )
     page = (tmp_path / "run" / "report.html").read_text()
     assert "replies counted" in page and "it came after its round was closed" in page
     assert "Epsilon per round" in page and "privacy of one client" in page

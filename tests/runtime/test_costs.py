@@ -10,7 +10,7 @@ from benchmarks import growth
 from benchmarks.contenders import ours
 from benchmarks.workloads import WORKLOADS
 
-DRAW = growth.DrawnRows._client
+DRAW = growth.GeneratedClientData._generate_batch
 
 
 class Counting(TorchDispatchMode):
@@ -53,15 +53,15 @@ def test_a_local_step_of_a_cohort_takes_few_operations(name, most):
 
 
 def test_an_exchange_of_gradients_takes_few_operations():
-    assert counted("W1")[0] / WORKLOADS["W1"].steps <= 22
+    assert counted("W1")[0] / WORKLOADS["W1"].local_steps <= 22
 
 
 def test_a_local_step_takes_little_memory():
     """In vectors as long as the model, a client: what passes through the cache."""
     work = WORKLOADS["W2"]
     taken = (counted("W2", steps=6)[1] - counted("W2", steps=2)[1]) / 4
-    rows = 4 * work.clients * work.batch * work.features
-    assert (taken - rows) / (4 * work.clients * work.size) <= 4
+    rows = 4 * work.num_clients * work.batch_size * work.num_features
+    assert (taken - rows) / (4 * work.num_clients * work.size) <= 4
 
 
 def test_only_what_a_batch_touches_is_stepped_of_sparse_rows():
@@ -76,18 +76,20 @@ def test_only_what_a_batch_touches_is_stepped_of_sparse_rows():
 @pytest.mark.parametrize(("name", "share"), [("W2", 0.04), ("W4", 0.005)])
 def test_a_sparse_message_is_this_much_of_a_dense_one(name, share):
     """Both ways and with headers, over four bytes for every weight and gate."""
-    work = WORKLOADS[name]._replace(clients=2, steps=1)
+    work = WORKLOADS[name]._replace(num_clients=2, local_steps=1)
     play = ours.prepare(work)
     play()
     done = play()
-    assert max(done.up.wire / work.clients, done.down.wire / work.clients) <= share * 8 * work.size
+    assert max(done.uplink.total / work.num_clients, done.downlink.total / work.num_clients) <= share * 8 * work.size
 
 
 def test_of_a_million_clients_only_the_cohort_draws_rows(monkeypatch):
     drawn = []
-    monkeypatch.setattr(growth.DrawnRows, "_client", lambda self, client, hand: drawn.append(client) or DRAW(self, client, hand))
-    work = WORKLOADS["W2"]._replace(clients=3, features=20, outputs=4, batch=8, steps=2)
-    next(growth.rounds_of(work, 1_000_000))
+    monkeypatch.setattr(
+        growth.GeneratedClientData, "_generate_batch", lambda self, client, hand: drawn.append(client) or DRAW(self, client, hand)
+    )
+    work = WORKLOADS["W2"]._replace(num_clients=3, num_features=20, num_outputs=4, batch_size=8, local_steps=2)
+    next(growth.training_rounds(work, 1_000_000))
     assert len(drawn) == work.client_steps
     assert len(set(drawn)) == 3
     assert max(drawn) > 1000

@@ -10,13 +10,13 @@ RNG = np.random.default_rng(0)
 
 def test_regression_agrees_with_scikit_learn():
     y, p = RNG.standard_normal(200), RNG.standard_normal(200)
-    found = metrics.regression(torch.from_numpy(p)[:, None], torch.from_numpy(y))
+    found = metrics.regression_metrics(torch.from_numpy(p)[:, None], torch.from_numpy(y))
     assert found == pytest.approx({"r2": oracle.r2_score(y, p), "mse": oracle.mean_squared_error(y, p)})
 
 
 def test_two_classes_agree_with_scikit_learn():
     y, logits = (RNG.random(200) > 0.5).astype(float), RNG.standard_normal(200)
-    found = metrics.binary(torch.from_numpy(logits)[:, None], torch.from_numpy(y))
+    found = metrics.binary_metrics(torch.from_numpy(logits)[:, None], torch.from_numpy(y))
     p = 1 / (1 + np.exp(-logits))
     assert found == pytest.approx({"accuracy": oracle.accuracy_score(y, logits > 0), "ce": oracle.log_loss(y, p)})
 
@@ -24,29 +24,29 @@ def test_two_classes_agree_with_scikit_learn():
 def test_many_classes_agree_with_scikit_learn():
     y, logits = RNG.integers(0, 5, 200), RNG.standard_normal((200, 5))
     p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    found = metrics.multiclass(torch.from_numpy(logits), torch.from_numpy(y))
+    found = metrics.multiclass_metrics(torch.from_numpy(logits), torch.from_numpy(y))
     expected = {"accuracy": oracle.accuracy_score(y, logits.argmax(1)), "ce": oracle.log_loss(y, p, labels=range(5))}
     assert found == pytest.approx(expected)
 
 
 def test_micro_f1_agrees_with_scikit_learn():
     y, logits = (RNG.random((100, 6)) > 0.7).astype(float), RNG.standard_normal((100, 6))
-    found = metrics.multilabel(torch.from_numpy(logits), torch.from_numpy(y))
+    found = metrics.multilabel_metrics(torch.from_numpy(logits), torch.from_numpy(y))
     assert found["micro_f1"] == pytest.approx(oracle.f1_score(y, logits > 0, average="micro"))
 
 
 def test_true_discovery_rate_is_precision_over_entries_and_over_features():
     truth = torch.tensor([[True, False, False, True], [False, False, False, True]])
     kept = torch.tensor([[True, True, False, False], [False, False, True, True]])
-    found = metrics.recovery(kept, truth)
-    assert found == pytest.approx({"tdr": 2 / 4, "tdr_rows": 2 / 4, "recall": 2 / 3})
+    found = metrics.support_recovery(kept, truth)
+    assert found == pytest.approx({"tdr": 2 / 4, "tdr_features": 2 / 4, "recall": 2 / 3})
 
 
 def test_a_dense_model_scores_the_true_density():
     truth = torch.zeros(1, 1000, dtype=torch.bool)
     truth[0, :50] = True
     kept = torch.ones(1, 1000, dtype=torch.bool)
-    assert metrics.recovery(kept, truth)["tdr"] == pytest.approx(0.05)
+    assert metrics.support_recovery(kept, truth)["tdr"] == pytest.approx(0.05)
 
 
 def test_soft_iou_of_masks_is_intersection_over_union():

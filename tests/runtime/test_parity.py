@@ -3,34 +3,34 @@
 import pytest
 import torch
 
-from fedsieve.algorithms import METHODS, algorithm_class
-from fedsieve.core.aggregation import Weighting
+from fedsieve.algorithms import ALGORITHMS, algorithm_class
+from fedsieve.core.aggregation import ClientWeighting
 from fedsieve.data.synthetic import Synthetic
-from fedsieve.experiments.config import Engine, Federation, Precision, Run
-from fedsieve.experiments.simulation import Problem
-from fedsieve.experiments.training import execute
+from fedsieve.experiments.config import Engine, FederationConfig, Precision, RunConfig
+from fedsieve.experiments.simulation import Simulation
+from fedsieve.experiments.training import run_rounds
 
 pytestmark = pytest.mark.usefixtures("few_test_rows")
-DATA = Synthetic(rows=300, features=40, classes=4, true_density=0.1)
+DATA = Synthetic(num_examples=300, num_features=40, num_classes=4, true_density=0.1)
 
 
-def outcome(engine, task, method, weights=Weighting.EXAMPLES, precision=Precision.DOUBLE, data=DATA, rounds=4, **fields):
-    run = Run(
+def outcome(engine, task, method, weights=ClientWeighting.EXAMPLES, precision=Precision.DOUBLE, data=DATA, rounds=4, **fields):
+    run = RunConfig(
         task=task,
-        method=method,
+        algorithm_name=method,
         density=0.1,
         rounds=rounds,
         seed=11,
         engine=engine,
         precision=precision,
         data=data,
-        federation=Federation(clients=12, participation=0.5, weights=weights),
-        algorithm=algorithm_class(method)(**{"steps": 5, "batch": 8, **fields}),
+        federation=FederationConfig(clients=12, participation=0.5, client_weighting=weights),
+        algorithm=algorithm_class(method)(**{"local_steps": 5, "batch_size": 8, **fields}),
     )
-    steps = list(execute(run, Problem(run)))
-    traffic = [(s.row["bytes_up"], s.row["bytes_down"], s.row["bytes_up_payload"]) for s in steps]
-    tensors = [part for part in steps[-1].round.server if isinstance(part, torch.Tensor)]
-    return steps[-1].theta, tensors, traffic
+    steps = list(run_rounds(run, Simulation(run)))
+    traffic = [(s.metrics["bytes_up"], s.metrics["bytes_down"], s.metrics["bytes_up_payload"]) for s in steps]
+    tensors = [part for part in steps[-1].result.server if isinstance(part, torch.Tensor)]
+    return steps[-1].parameters, tensors, traffic
 
 
 def assert_parity(*args, **kwargs):
@@ -40,7 +40,7 @@ def assert_parity(*args, **kwargs):
     assert loop[2] == batched[2]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ALGORITHMS)
 def test_both_engines_give_the_same_bits_in_double_precision(method):
     assert_parity("lr", method)
 
@@ -56,13 +56,13 @@ def test_parity_holds_where_the_first_round_decides_for_weights(monkeypatch):
 @pytest.mark.parametrize(
     ("task", "method", "weights", "fields"),
     [
-        ("lg", "flops", Weighting.RIEMANNIAN, {}),
-        ("mc", "flops-pa", Weighting.SQRT, {}),
-        ("mc", "fed-iter-ht", Weighting.UNIFORM, {"bits": 32}),
-        ("lg", "fed-avg", Weighting.RIEMANNIAN, {"bits": 32}),
-        ("mc", "flops", Weighting.EXAMPLES, {"batch": "all"}),
-        ("lg", "fed-round-ht", Weighting.SQRT, {"batch": "all", "bits": 4}),
-        ("lr", "fed-ht", Weighting.EXAMPLES, {"step_rule": "capped", "rate": 0.1}),
+        ("lg", "flops", ClientWeighting.RIEMANNIAN, {}),
+        ("mc", "flops-pa", ClientWeighting.SQRT, {}),
+        ("mc", "fed-iter-ht", ClientWeighting.UNIFORM, {"bits": 32}),
+        ("lg", "fed-avg", ClientWeighting.RIEMANNIAN, {"bits": 32}),
+        ("mc", "flops", ClientWeighting.EXAMPLES, {"batch_size": "all"}),
+        ("lg", "fed-round-ht", ClientWeighting.SQRT, {"batch_size": "all", "bits": 4}),
+        ("lr", "fed-ht", ClientWeighting.EXAMPLES, {"step_rule": "capped", "learning_rate": 0.1}),
     ],
 )
 def test_parity_holds_for_other_tasks_weights_and_batches(task, method, weights, fields):
@@ -74,10 +74,10 @@ def test_parity_holds_for_other_tasks_weights_and_batches(task, method, weights,
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("weights", Weighting)
+@pytest.mark.parametrize("weights", ClientWeighting)
 @pytest.mark.parametrize("task", ["lr", "lg", "mc"])
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("fields", [{}, {"bits": 32}, {"batch": "all"}], ids=["default", "bits 32", "full batch"])
+@pytest.mark.parametrize("method", ALGORITHMS)
+@pytest.mark.parametrize("fields", [{}, {"bits": 32}, {"batch_size": "all"}], ids=["default", "bits 32", "full batch"])
 def test_every_cell_has_parity(method, task, weights, fields):
     assert_parity(task, method, weights, **fields)
 
@@ -100,9 +100,16 @@ def test_in_single_precision_engines_differ_by_rounding_only():
     assert (loop[0] - batched[0]).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ALGORITHMS)
 def test_replies_are_made_of_what_the_method_says(method):
     """Any other packet is rejected, so a wrong list would reject every client."""
-    run = Run(method=method, rounds=1, engine=Engine.LOOP, data=DATA, density=0.1, federation=Federation(clients=6, participation=0.5))
-    (step,) = execute(run, Problem(run))
-    assert step.round.rejected == [] and len(step.round.replied) == 3
+    run = RunConfig(
+        algorithm_name=method,
+        rounds=1,
+        engine=Engine.LOOP,
+        data=DATA,
+        density=0.1,
+        federation=FederationConfig(clients=6, participation=0.5),
+    )
+    (step,) = run_rounds(run, Simulation(run))
+    assert step.result.rejected == [] and len(step.result.replied) == 3

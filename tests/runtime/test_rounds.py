@@ -2,13 +2,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedsieve.algorithms import METHODS
-from fedsieve.core.types import Bytes, Exchanged
-from fedsieve.experiments.config import Run
+from fedsieve.algorithms import ALGORITHMS
+from fedsieve.core.types import ExchangeResult, Traffic
+from fedsieve.experiments.config import RunConfig
 from fedsieve.objectives.linear import Linear
 from fedsieve.objectives.losses import Loss
-from fedsieve.runtime.client_data import Rows, deal
-from fedsieve.runtime.rounds import Population, cohort_size, sample_cohort, start, train
+from fedsieve.runtime.client_data import ClientData, shuffle_into_batches
+from fedsieve.runtime.rounds import Population, cohort_size, initial_server, sample_cohort, train
 
 
 def test_cohort_sizes_are_exact_and_never_zero():
@@ -44,29 +44,31 @@ def test_every_client_takes_part_about_equally_often():
 
 
 def test_a_deck_deals_every_row_once_before_any_row_again():
-    hands = deal(0, 2, 4, 40, size=8, hands=8)
+    hands = shuffle_into_batches(0, 2, 4, 40, size=8, hands=8)
     assert np.array_equal(np.sort(hands[:5].ravel()), np.arange(40))
     assert len(set(hands[7])) == 8
 
 
 def test_rows_repeat_within_a_batch_only_where_there_are_too_few():
-    assert np.bincount(deal(0, 0, 0, 3, size=8, hands=5)[0]).tolist() in ([3, 3, 2], [3, 2, 3], [2, 3, 3])
+    assert np.bincount(shuffle_into_batches(0, 0, 0, 3, size=8, hands=5)[0]).tolist() in ([3, 3, 2], [3, 2, 3], [2, 3, 3])
 
 
 def test_a_stack_of_clients_gets_the_hands_of_each():
-    objective = Linear(loss=Loss.SQUARED, features=1)
-    rows = Rows(torch.arange(60.0)[:, None], torch.arange(60.0), [20, 30, 10], objective, batch_rows=8)
+    objective = Linear(loss=Loss.SQUARED, num_features=1)
+    rows = ClientData(torch.arange(60.0)[:, None], torch.arange(60.0), [20, 30, 10], objective, batch_rows=8)
     for round in (3, 4):
-        places = rows.places(0, round, [2, 0], hands=4)
-        assert np.array_equal(places[:, 0], deal(0, round, 2, 10, 8, 4) + 50)
-        assert np.array_equal(places[:, 1], deal(0, round, 0, 20, 8, 4))
+        places = rows.batch_indices(0, round, [2, 0], hands=4)
+        assert np.array_equal(places[:, 0], shuffle_into_batches(0, round, 2, 10, 8, 4) + 50)
+        assert np.array_equal(places[:, 1], shuffle_into_batches(0, round, 0, 20, 8, 4))
 
 
 @pytest.mark.usefixtures("few_test_rows")
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ALGORITHMS)
 def test_a_round_in_which_nobody_answers_changes_nothing(method):
-    run = Run(method=method, rounds=2)
-    server = start(run.algorithm, run.objective, 0, torch.float32)
-    rounds = list(train(run.algorithm, server, Population(100, range(100)), 0.05, lambda *_: Exchanged([], [], Bytes(), Bytes()), 2, 0))
+    run = RunConfig(algorithm_name=method, rounds=2)
+    server = initial_server(run.algorithm, run.objective, 0, torch.float32)
+    rounds = list(
+        train(run.algorithm, server, Population(100, range(100)), 0.05, lambda *_: ExchangeResult([], [], Traffic(), Traffic()), 2, 0)
+    )
     assert all(torch.equal(a, b) for a, b in zip(rounds[-1].server, server, strict=True) if isinstance(a, torch.Tensor))
     assert rounds[-1].replied == []

@@ -5,20 +5,20 @@ import pytest
 import torch
 from scipy.sparse import csr_matrix
 
-from fedsieve.algorithms import METHODS, algorithm_class
-from fedsieve.algorithms.flops_pa import FlopsPA, GateNoise, Message
+from fedsieve.algorithms import ALGORITHMS, algorithm_class
+from fedsieve.algorithms.flops_pa import FlopsPA, GateEncoding, GateNoise
 from fedsieve.algorithms.sieve import Sieve
 from fedsieve.algorithms.sieve_rules import Uplink
-from fedsieve.core.selection import Schedule
+from fedsieve.core.selection import DensitySchedule
 from fedsieve.core.types import Clock
 from fedsieve.objectives.linear import Linear, Loss
-from fedsieve.runtime.batched import Batched
-from fedsieve.runtime.client_data import Rows
-from fedsieve.runtime.loop import Loop
-from fedsieve.runtime.rounds import Population, first_broadcast, start, train
+from fedsieve.runtime.batched import BatchedEngine
+from fedsieve.runtime.client_data import ClientData
+from fedsieve.runtime.loop import LoopEngine
+from fedsieve.runtime.rounds import Population, initial_broadcast, initial_server, train
 
 FEATURES, LABELS = 120, 4
-OBJECTIVE = Linear(loss=Loss.MULTILABEL, features=FEATURES, outputs=LABELS)
+OBJECTIVE = Linear(loss=Loss.MULTILABEL, num_features=FEATURES, num_outputs=LABELS)
 COUNTS = [30, 12, 40, 5]
 
 
@@ -29,30 +29,30 @@ def matrix():
     return x, y
 
 
-def outcome(algorithm, sparse, engine=Batched):
+def outcome(algorithm, sparse, engine=BatchedEngine):
     x, y = matrix()
     x = csr_matrix(x) if sparse else torch.from_numpy(x)
-    rows = Rows(x, torch.from_numpy(y), COUNTS, OBJECTIVE, algorithm.batch_rows)
-    exchange = engine(algorithm=algorithm, objective=OBJECTIVE, rows=rows, seed=2, fingerprint=1, dtype=torch.float64)
-    server = start(algorithm, OBJECTIVE, 2, torch.float64)
+    rows = ClientData(x, torch.from_numpy(y), COUNTS, OBJECTIVE, algorithm.examples_per_step)
+    exchange = engine(algorithm=algorithm, objective=OBJECTIVE, data=rows, seed=2, fingerprint=1, dtype=torch.float64)
+    server = initial_server(algorithm, OBJECTIVE, 2, torch.float64)
     *_, last = train(algorithm, server, Population(4, range(4)), 0.75, exchange, 5, 2, dtype=torch.float64)
-    return algorithm.theta(last.server), last
+    return algorithm.parameters(last.server), last
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_sparse_rows_give_the_dense_result(name):
-    algorithm = algorithm_class(name)(density=0.05, steps=6, batch=8, bits=32)
+    algorithm = algorithm_class(name)(density=0.05, local_steps=6, batch_size=8, bits=32)
     dense, sparse = outcome(algorithm, False), outcome(algorithm, True)
     assert torch.equal(dense[0] != 0, sparse[0] != 0)
     torch.testing.assert_close(sparse[0], dense[0], atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("typed", [{"uplink": Uplink.WEIGHTS, "schedule": Schedule.CUBIC, "start_density": 0.3}, {}])
+@pytest.mark.parametrize("typed", [{"uplink": Uplink.WEIGHTS, "density_schedule": DensitySchedule.CUBIC, "initial_density": 0.3}, {}])
 def test_sieve_keeps_the_same_weights_in_sparse_steps(typed, monkeypatch):
     """Typed, or because the first round decides for falling messages of weights."""
     monkeypatch.setattr("fedsieve.algorithms.sieve_rules.NARROW", 1.0)
     monkeypatch.setattr("fedsieve.algorithms.sieve_rules.ENOUGH_ROWS", 1)
-    algorithm = Sieve(density=0.05, steps=6, batch=8, bits=32, **typed)
+    algorithm = Sieve(density=0.05, local_steps=6, batch_size=8, bits=32, **typed)
     dense, sparse = outcome(algorithm, False), outcome(algorithm, True)
     assert (sparse[1].server.width > 0.05) is not bool(typed)
     assert torch.equal(dense[0] != 0, sparse[0] != 0)
@@ -61,16 +61,18 @@ def test_sieve_keeps_the_same_weights_in_sparse_steps(typed, monkeypatch):
 
 @pytest.mark.parametrize("batch", [8, "all"])
 def test_sampled_gates_see_the_same_noise(batch):
-    algorithm = FlopsPA(density=0.05, steps=6, batch=batch, bits=32, step_gates=GateNoise.SAMPLED, message=Message.GATES)
+    algorithm = FlopsPA(
+        density=0.05, local_steps=6, batch_size=batch, bits=32, local_gate_noise=GateNoise.SAMPLED, gate_encoding=GateEncoding.GATES
+    )
     torch.testing.assert_close(outcome(algorithm, True)[0], outcome(algorithm, False)[0], atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(("dual_rate", "close"), [(1e-3, 1e-6), (3.0, 2e-3)])
 def test_the_constraints_drift_reaches_gates_no_row_touched(dual_rate, close):
     """Deferred to the end of the round it is exact to first order; a large drift is taken step by step."""
-    algorithm = FlopsPA(density=0.05, steps=6, batch=8, bits=32, dual_rate=dual_rate, gate_rate=0.05)
+    algorithm = FlopsPA(density=0.05, local_steps=6, batch_size=8, bits=32, dual_rate=dual_rate, gate_rate=0.05)
     dense, sparse = (outcome(algorithm, kind)[1].server.log_alpha for kind in (False, True))
-    still = outcome(FlopsPA(density=0.05, steps=6, batch=8, bits=32, dual_rate=0.0, gate_rate=0.05), True)[1].server.log_alpha
+    still = outcome(FlopsPA(density=0.05, local_steps=6, batch_size=8, bits=32, dual_rate=0.0, gate_rate=0.05), True)[1].server.log_alpha
     torch.testing.assert_close(sparse, dense, atol=close, rtol=0)
     if dual_rate > 1:
         assert (still - sparse).abs().max() > 10 * close
@@ -78,22 +80,22 @@ def test_the_constraints_drift_reaches_gates_no_row_touched(dual_rate, close):
 
 @pytest.mark.parametrize("name", ["flops-pa", "fed-iter-ht", "fed-avg"])
 def test_engines_agree_on_sparse_rows(name):
-    algorithm = algorithm_class(name)(density=0.05, steps=6, batch=8)
-    assert torch.equal(outcome(algorithm, True, Loop)[0], outcome(algorithm, True, Batched)[0])
+    algorithm = algorithm_class(name)(density=0.05, local_steps=6, batch_size=8)
+    assert torch.equal(outcome(algorithm, True, LoopEngine)[0], outcome(algorithm, True, BatchedEngine)[0])
 
 
 def party(algorithm):
     x, y = matrix()
-    rows = Rows(csr_matrix(x), torch.from_numpy(y), COUNTS, OBJECTIVE, algorithm.batch_rows)
-    return Batched(algorithm=algorithm, objective=OBJECTIVE, rows=rows, seed=2, fingerprint=1, dtype=torch.float64)
+    rows = ClientData(csr_matrix(x), torch.from_numpy(y), COUNTS, OBJECTIVE, algorithm.examples_per_step)
+    return BatchedEngine(algorithm=algorithm, objective=OBJECTIVE, data=rows, seed=2, fingerprint=1, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("bits", [8, 32])
 def test_what_a_client_does_not_see_is_one_number_and_its_reply_the_same(bits):
-    algorithm = FlopsPA(density=0.05, steps=6, batch=8, bits=bits)
+    algorithm = FlopsPA(density=0.05, local_steps=6, batch_size=8, bits=bits)
     engine, clock = party(algorithm), Clock(1, 5)
-    packet = first_broadcast(algorithm, OBJECTIVE, 2, clock, torch.float64)
-    begun = engine.begin(packet, clock)
+    packet = initial_broadcast(algorithm, OBJECTIVE, 2, clock, torch.float64)
+    begun = engine.initial_state(packet, clock)
     assert begun is packet
     lengths = []
     with pytest.MonkeyPatch.context() as patch:
@@ -101,35 +103,35 @@ def test_what_a_client_does_not_see_is_one_number_and_its_reply_the_same(bits):
         patch.setattr(
             FlopsPA, "client_reply", lambda self, state, *rest: lengths.append(len(state.weights[0])) or reply_of(self, state, *rest)
         )
-        short = engine.answer(begun, clock, [3])
-        whole = engine.answer(algorithm.client_init(packet, OBJECTIVE.layout, clock, torch.float64), clock, [3])
+        short = engine.train_and_reply(begun, clock, [3])
+        whole = engine.train_and_reply(algorithm.client_init(packet, OBJECTIVE.layout, clock, torch.float64), clock, [3])
     assert lengths[0] < lengths[1] == OBJECTIVE.layout.size
     assert torch.equal(short.support, whole.support) and short.size == whole.size
     for name in short.fields:
         torch.testing.assert_close(*(each.fields[name].decode(torch.float64) for each in (short, whole)), atol=1e-12, rtol=1e-6)
-    torch.testing.assert_close(short.scalars["rest_gate"], whole.scalars["rest_gate"])
+    torch.testing.assert_close(short.scalars["default_gate"], whole.scalars["default_gate"])
 
 
 def test_a_broken_rest_gate_stays_visible():
-    algorithm = FlopsPA(density=0.05, steps=6, batch=8)
+    algorithm = FlopsPA(density=0.05, local_steps=6, batch_size=8)
     engine, clock = party(algorithm), Clock(1, 5)
-    packet = first_broadcast(algorithm, OBJECTIVE, 2, clock, torch.float64)
-    packet.scalars["rest_gate"] = torch.tensor(torch.nan)
-    reply = engine.answer(engine.begin(packet, clock), clock, [3])
+    packet = initial_broadcast(algorithm, OBJECTIVE, 2, clock, torch.float64)
+    packet.scalars["default_gate"] = torch.tensor(torch.nan)
+    reply = engine.train_and_reply(engine.initial_state(packet, clock), clock, [3])
     assert int(reply.support.max()) < OBJECTIVE.layout.size
-    assert reply.scalars["rest_gate"].isnan().all()
+    assert reply.scalars["default_gate"].isnan().all()
 
 
 def test_only_touched_features_are_made_dense():
     x, y = matrix()
-    rows = Rows(csr_matrix(x), torch.from_numpy(y), COUNTS, OBJECTIVE, 4)
-    picked = rows.pick(1, np.array([[0, 3], [2, 1]]))
+    rows = ClientData(csr_matrix(x), torch.from_numpy(y), COUNTS, OBJECTIVE, 4)
+    picked = rows.sparse_batches(1, np.array([[0, 3], [2, 1]]))
     assert np.array_equal(picked.features, np.flatnonzero(x[[30, 33, 32, 31]].any(0)))
     at, batch = picked.batch(0)
     touched = picked.features[at]
     assert np.array_equal(touched, np.flatnonzero(x[[30, 33]].any(0)))
     assert np.array_equal(batch.x.dense[0].numpy(), x[[30, 33]][:, touched])
-    wider = rows.pick(1, np.array([[0, 3]]), np.array([0, 119]))
+    wider = rows.sparse_batches(1, np.array([[0, 3]]), np.array([0, 119]))
     at, batch = wider.batch(0, np.searchsorted(wider.features, [0, 119]))
     assert set(wider.features[at]) == set(touched) | {0, 119}
     assert np.array_equal(batch.x.dense[0].numpy(), x[[30, 33]][:, wider.features[at]])
@@ -137,5 +139,5 @@ def test_only_touched_features_are_made_dense():
 
 def test_the_cap_knows_the_smoothness_of_sparse_rows():
     x, y = matrix()
-    both = [Rows(kind, torch.from_numpy(y), COUNTS, OBJECTIVE, 4).smoothness([0, 2]) for kind in (csr_matrix(x), torch.from_numpy(x))]
+    both = [ClientData(kind, torch.from_numpy(y), COUNTS, OBJECTIVE, 4).smoothness([0, 2]) for kind in (csr_matrix(x), torch.from_numpy(x))]
     torch.testing.assert_close(*both)

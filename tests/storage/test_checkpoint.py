@@ -10,16 +10,16 @@ import pytest
 import torch
 from safetensors.numpy import save as packed
 
-from fedsieve.algorithms import METHODS, algorithm_class
+from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.core.optimizers import Optimizer
 from fedsieve.data.synthetic import Synthetic
-from fedsieve.experiments.config import Engine, Federation, Run
-from fedsieve.experiments.simulation import Problem
-from fedsieve.experiments.training import Standing, execute, opening
+from fedsieve.experiments.config import Engine, FederationConfig, RunConfig
+from fedsieve.experiments.simulation import Simulation
+from fedsieve.experiments.training import RunState, initial_state, run_rounds
 from fedsieve.storage import checkpoint
-from fedsieve.storage.checkpoint import ChangedError, CheckpointError
+from fedsieve.storage.checkpoint import CheckpointError, SettingsChangedError
 
-DATA = Synthetic(rows=200, features=30, true_density=0.1)
+DATA = Synthetic(num_examples=200, num_features=30, true_density=0.1)
 
 
 class Inner(NamedTuple):
@@ -39,23 +39,30 @@ def state(value=1.0, size=3):
 
 
 def small(method="sieve", **fields):
-    options = {"task": "lr", "density": 0.1, "rounds": 4, "seed": 5, "data": DATA, "federation": Federation(clients=8, participation=0.5)}
-    algorithm = algorithm_class(method)(steps=3, batch=8, server=Optimizer.ADAM, server_rate=0.1)
-    return Run(method=method, algorithm=algorithm, **(options | fields))
+    options = {
+        "task": "lr",
+        "density": 0.1,
+        "rounds": 4,
+        "seed": 5,
+        "data": DATA,
+        "federation": FederationConfig(clients=8, participation=0.5),
+    }
+    algorithm = algorithm_class(method)(local_steps=3, batch_size=8, server_optimizer=Optimizer.ADAM, server_learning_rate=0.1)
+    return RunConfig(algorithm_name=method, algorithm=algorithm, **(options | fields))
 
 
 @pytest.mark.usefixtures("few_test_rows")
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ALGORITHMS)
 @pytest.mark.parametrize("engine", Engine)
 def test_every_method_goes_on_from_a_checkpoint_to_the_same_bits(method, engine, tmp_path):
     run = small(method, engine=engine)
-    problem = Problem(run)
-    steps = list(execute(run, problem))
-    checkpoint.save(tmp_path, 2, steps[1].round.server, run.config)
-    found = checkpoint.newest(tmp_path)
-    rest = list(execute(run, problem, Standing(found.restore(opening(run, problem).server), found.rounds)))
-    assert [step.row["round"] for step in rest] == [3, 4]
-    last, again = (checkpoint.encode(4, step.round.server, run.config) for step in (steps[-1], rest[-1]))
+    problem = Simulation(run)
+    steps = list(run_rounds(run, problem))
+    checkpoint.save(tmp_path, 2, steps[1].result.server, run.settings_dict)
+    found = checkpoint.latest(tmp_path)
+    rest = list(run_rounds(run, problem, RunState(found.restore(initial_state(run, problem).server), found.rounds_done)))
+    assert [step.metrics["round"] for step in rest] == [3, 4]
+    last, again = (checkpoint.encode(4, step.result.server, run.settings_dict) for step in (steps[-1], rest[-1]))
     assert last == again
 
 
@@ -63,7 +70,7 @@ def test_a_state_comes_back_with_every_bit_and_every_type(tmp_path):
     odd = torch.tensor([-0.0, 5e-324, float("inf")], dtype=torch.float64)
     before = State(odd, Inner(-3, 0.1 + 0.2, torch.tensor(1e-45)), None)
     checkpoint.save(tmp_path, 1, before, {})
-    after = checkpoint.newest(tmp_path).restore(
+    after = checkpoint.latest(tmp_path).restore(
         state()._replace(weights=torch.zeros(3, dtype=torch.float64), note=None, inner=before.inner)
     )
     assert after.weights.numpy().tobytes() == odd.numpy().tobytes()
@@ -74,15 +81,15 @@ def test_a_state_comes_back_with_every_bit_and_every_type(tmp_path):
 def test_the_newest_is_found_and_only_the_one_before_is_kept(tmp_path):
     for rounds in (1, 2, 3, 10):
         checkpoint.save(tmp_path, rounds, state(rounds), {})
-    assert [int(path.name[:6]) for path in checkpoint.stored(tmp_path)] == [3, 10]
-    found = checkpoint.newest(tmp_path)
-    assert found.rounds == 10 and found.damaged == ()
+    assert [int(path.name[:6]) for path in checkpoint.list_checkpoints(tmp_path)] == [3, 10]
+    found = checkpoint.latest(tmp_path)
+    assert found.rounds_done == 10 and found.damage_reports == ()
     assert found.restore(state()).weights.tolist() == [10.0] * 3
 
 
 def test_nothing_saved_is_no_checkpoint(tmp_path):
-    assert checkpoint.newest(tmp_path) is None
-    assert checkpoint.newest(tmp_path / "nowhere") is None
+    assert checkpoint.latest(tmp_path) is None
+    assert checkpoint.latest(tmp_path / "nowhere") is None
 
 
 @pytest.mark.parametrize("harm", ["cut", "bit", "empty", "longer", "gone"])
@@ -95,9 +102,9 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(harm, tmp_path):
     else:
         content[-1] ^= 1
         path.write_bytes({"cut": content[:-10], "bit": content, "empty": b"", "longer": path.read_bytes() + b"0"}[harm])
-    found = checkpoint.newest(tmp_path)
-    assert found.rounds == 4 and found.restore(state()).weights.tolist() == [4.0] * 3
-    assert len(found.damaged) == (harm != "gone") and all(path.name in text for text in found.damaged)
+    found = checkpoint.latest(tmp_path)
+    assert found.rounds_done == 4 and found.restore(state()).weights.tolist() == [4.0] * 3
+    assert len(found.damage_reports) == (harm != "gone") and all(path.name in text for text in found.damage_reports)
 
 
 def test_every_single_bit_of_a_checkpoint_is_guarded(tmp_path):
@@ -108,14 +115,14 @@ def test_every_single_bit_of_a_checkpoint_is_guarded(tmp_path):
         harmed[place // 8] ^= 1 << place % 8
         path.write_bytes(harmed)
         with pytest.raises(CheckpointError, match="digest"):
-            checkpoint.newest(tmp_path)
+            checkpoint.latest(tmp_path)
 
 
 def test_a_good_checkpoint_outlives_damaged_ones(tmp_path):
     checkpoint.save(tmp_path, 2, state(2), {})
     checkpoint.save(tmp_path, 9, state(9), {}).write_bytes(b"nonsense")
     checkpoint.save(tmp_path, 5, state(5), {})
-    assert [int(path.name[:6]) for path in checkpoint.stored(tmp_path)] == [2, 5]
+    assert [int(path.name[:6]) for path in checkpoint.list_checkpoints(tmp_path)] == [2, 5]
 
 
 @pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
@@ -136,22 +143,22 @@ def test_a_write_that_fails_leaves_what_was_there(call, code, tmp_path, monkeypa
 
 def test_a_checkpoint_of_another_model_or_method_is_refused(tmp_path):
     checkpoint.save(tmp_path, 1, state(), {})
-    found = checkpoint.newest(tmp_path)
-    with pytest.raises(ChangedError, match=r"another model: its weights is torch.float32 \(3,\)"):
+    found = checkpoint.latest(tmp_path)
+    with pytest.raises(SettingsChangedError, match=r"another model: its weights is torch.float32 \(3,\)"):
         found.restore(state(size=4))
-    with pytest.raises(ChangedError, match=r"another method or version: its state has .*inner.seen"):
+    with pytest.raises(SettingsChangedError, match=r"another method or version: its state has .*inner.seen"):
         found.restore(state().inner)
     with pytest.raises(TypeError, match="weights is a list"):
         checkpoint.save(tmp_path, 2, State([1.0], state().inner), {})
 
 
 def test_changed_settings_are_named_but_rounds_may_change():
-    before = {"rounds": 5, "density": 0.1, "algorithm": {"step_rule": "polyak", "clip": float("inf")}}
-    checkpoint.refuse_changes(before, before | {"rounds": 9})
-    with pytest.raises(ChangedError, match=r"density was 0.1, is 0.2; leave"):
-        checkpoint.refuse_changes(before, before | {"density": 0.2})
-    with pytest.raises(ChangedError, match=r"algorithm.step-rule was polyak, is capped"):
-        checkpoint.refuse_changes(before, before | {"algorithm": {"step_rule": "capped", "clip": float("inf")}})
+    before = {"rounds": 5, "density": 0.1, "algorithm": {"step_rule": "polyak", "max_gradient_norm": float("inf")}}
+    checkpoint.check_settings(before, before | {"rounds": 9})
+    with pytest.raises(SettingsChangedError, match=r"density was 0.1, is 0.2; leave"):
+        checkpoint.check_settings(before, before | {"density": 0.2})
+    with pytest.raises(SettingsChangedError, match=r"algorithm.step-rule was polyak, is capped"):
+        checkpoint.check_settings(before, before | {"algorithm": {"step_rule": "capped", "max_gradient_norm": float("inf")}})
 
 
 def about(**fields):

@@ -3,32 +3,34 @@
 import json
 
 from fedsieve.cli.main import main
-from fedsieve.core.aggregation import Mean
+from fedsieve.core.aggregation import Aggregator
 from fedsieve.report.figures import robustness as page
 from fedsieve.studies import results
-from fedsieve.studies.robustness import SHARES, STRENGTHS, hostile
+from fedsieve.studies.robustness import ATTACK_SCALES, MALICIOUS_FRACTIONS, robustness_study
 from fedsieve.studies.scale import SCALES, ScaleName
 
 
 def test_every_attack_and_share_meets_every_mean():
-    cells = {tuple(cell.label.values()) for cell in hostile(SCALES[ScaleName.SHORT]).cells if cell.label["method"] == "sieve"}
-    wanted = {("lr", "sieve", attack.value, share, mean.value) for attack in STRENGTHS for share in SHARES for mean in Mean}
-    assert wanted | {("lr", "sieve", "none", 0.0, mean.value) for mean in Mean} == cells
+    cells = {tuple(cell.label.values()) for cell in robustness_study(SCALES[ScaleName.SHORT]).conditions if cell.label["method"] == "sieve"}
+    wanted = {
+        ("lr", "sieve", attack.value, share, mean.value) for attack in ATTACK_SCALES for share in MALICIOUS_FRACTIONS for mean in Aggregator
+    }
+    assert wanted | {("lr", "sieve", "none", 0.0, mean.value) for mean in Aggregator} == cells
 
 
 def test_the_study_in_small_leaves_a_table_a_figure_and_a_page(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedsieve.data.synthetic.TEST_ROWS", 200)
-    assert main(["reproduce", "hostile", "--scale", "smoke", "--out", str(tmp_path), "--quiet"]) == 0
-    assert {"table.md", "table.csv", "hostile-lr.png", "report.html"} <= {path.name for path in tmp_path.iterdir()}
-    rows = results.read(tmp_path)
+    monkeypatch.setattr("fedsieve.data.synthetic.NUM_TEST_EXAMPLES", 200)
+    assert main(["reproduce", "robustness", "--scale", "smoke", "--out", str(tmp_path), "--quiet"]) == 0
+    assert {"table.md", "table.csv", "robustness-lr.png", "report.html"} <= {path.name for path in tmp_path.iterdir()}
+    rows = results.read_rows(tmp_path)
     assert len(rows) == 12
-    assert {row["label"]["mean"] for row in rows} == {"weighted", "geometric"}
+    assert {row["label"]["aggregator"] for row in rows} == {"weighted", "geometric-median-median"}
     assert "no number means anything" in (tmp_path / "table.md").read_text()
 
 
 def test_what_is_worse_than_nothing_or_diverged_is_called_lost():
     def row(mean, value, state="done", attack="flip", share=0.3, seed=0):
-        label = {"task": "lr", "method": "sieve", "attack": attack, "hostile": share, "mean": mean}
+        label = {"task": "lr", "method": "sieve", "attack": attack, "malicious": share, "aggregator": mean}
         return {
             "key": json.dumps(label),
             "label": label,
@@ -40,8 +42,8 @@ def test_what_is_worse_than_nothing_or_diverged_is_called_lost():
 
     rows = [row("weighted", -3.0), row("median", 0.0, "diverged"), row("krum", 0.9)]
     rows += [row(mean, 0.95, attack="none", share=0.0) for mean in ("weighted", "median", "krum")]
-    (hit,) = [entry for entry in page.entries(rows) if entry["attack"] == "flip"]
+    (hit,) = [entry for entry in page.table_entries(rows) if entry["attack"] == "flip"]
     assert (hit["weighted"], hit["median"], hit["krum"]) == ("lost", "lost", "0.90 / 1.00")
-    assert page.verdict(rows).endswith("weighted 0 of 1, median 0 of 1, krum 1 of 1")
-    (hit,) = [entry for entry in page.entries([*rows, row("krum", 0.8, seed=1)]) if entry["attack"] == "flip"]
+    assert page.summarize(rows).endswith("weighted 0 of 1, median 0 of 1, krum 1 of 1")
+    (hit,) = [entry for entry in page.table_entries([*rows, row("krum", 0.8, seed=1)]) if entry["attack"] == "flip"]
     assert hit["krum"] == "0.85 ± 0.07 / 1.00"

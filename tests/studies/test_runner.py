@@ -8,34 +8,43 @@ import pytest
 from fedsieve.algorithms import algorithm_class
 from fedsieve.core.optimizers import StepRule
 from fedsieve.data.synthetic import Synthetic
-from fedsieve.experiments.config import Federation, Run
+from fedsieve.experiments.config import FederationConfig, RunConfig
 from fedsieve.studies import results, runner
-from fedsieve.studies.runner import Cell, Study, compute
+from fedsieve.studies.runner import Condition, Study, compute_study
 
 pytestmark = pytest.mark.usefixtures("few_test_rows")
 
 
 def small(method, seed, **options):
-    data = Synthetic(rows=200, features=30, true_density=0.1)
-    algorithm = algorithm_class(method)(**({"steps": 3, "batch": 8} | options))
-    return Run(task="lr", method=method, density=0.1, rounds=4, seed=seed, data=data, federation=Federation(clients=8), algorithm=algorithm)
+    data = Synthetic(num_examples=200, num_features=30, true_density=0.1)
+    algorithm = algorithm_class(method)(**({"local_steps": 3, "batch_size": 8} | options))
+    return RunConfig(
+        task="lr",
+        algorithm_name=method,
+        density=0.1,
+        rounds=4,
+        seed=seed,
+        data=data,
+        federation=FederationConfig(clients=8),
+        algorithm=algorithm,
+    )
 
 
 def cell(method, *, trace=False, label=None, **options):
-    return Cell(label=label or {"method": method}, run=partial(small, method, **options), seeds=(0, 1), trace=trace)
+    return Condition(label=label or {"method": method}, config_for_seed=partial(small, method, **options), seeds=(0, 1), trace=trace)
 
 
 @pytest.fixture
 def counted(monkeypatch):
     """How many runs were really computed."""
     calls = []
-    real = runner.compute_one
+    real = runner.run_job
 
     def compute_one(job):
         calls.append(job.key)
         return real(job)
 
-    monkeypatch.setattr(runner, "compute_one", compute_one)
+    monkeypatch.setattr(runner, "run_job", compute_one)
     return calls
 
 
@@ -45,60 +54,60 @@ def stripped(rows):
 
 
 def test_a_finished_run_is_never_computed_twice(tmp_path, counted):
-    plan = Study(name="s", about="", cells=[cell("fed-avg"), cell("flops-pa"), cell("fed-avg", label={"method": "again"})])
-    first = compute(plan, tmp_path / "s", quiet=True)
+    plan = Study(name="s", description="", conditions=[cell("fed-avg"), cell("flops-pa"), cell("fed-avg", label={"method": "again"})])
+    first = compute_study(plan, tmp_path / "s", quiet=True)
     assert len(counted) == 4 and len(first) == 6
-    assert stripped(compute(plan, tmp_path / "s", quiet=True)) == stripped(first)
+    assert stripped(compute_study(plan, tmp_path / "s", quiet=True)) == stripped(first)
     assert len(counted) == 4
-    beside = compute(Study(name="t", about="", cells=[cell("fed-avg")]), tmp_path / "t", quiet=True)
+    beside = compute_study(Study(name="t", description="", conditions=[cell("fed-avg")]), tmp_path / "t", quiet=True)
     assert len(counted) == 4 and {row["study"] for row in beside} == {"t"}
 
 
 def test_a_torn_last_line_is_computed_again(tmp_path, counted):
-    plan = Study(name="s", about="", cells=[cell("fed-avg"), cell("flops-pa")])
-    whole = compute(plan, tmp_path / "s", quiet=True)
-    path = tmp_path / "s" / results.ROWS
+    plan = Study(name="s", description="", conditions=[cell("fed-avg"), cell("flops-pa")])
+    whole = compute_study(plan, tmp_path / "s", quiet=True)
+    path = tmp_path / "s" / results.ROWS_FILE
     path.write_bytes(path.read_bytes()[:-20])
-    assert len(results.stored(tmp_path / "s")) == 3
-    assert stripped(compute(plan, tmp_path / "s", quiet=True)) == stripped(whole)
+    assert len(results.all_rows(tmp_path / "s")) == 3
+    assert stripped(compute_study(plan, tmp_path / "s", quiet=True)) == stripped(whole)
     assert len(counted) == 5
     assert all(json.loads(line) for line in path.read_text().splitlines())
 
 
 def test_a_run_that_diverges_is_kept_with_its_reason_and_not_repeated(tmp_path, counted):
     wild = cell("fed-avg", step_rule=StepRule.CONSTANT, rate=1e4)
-    plan = Study(name="s", about="", cells=[wild])
-    rows = compute(plan, tmp_path / "s", quiet=True)
+    plan = Study(name="s", description="", conditions=[wild])
+    rows = compute_study(plan, tmp_path / "s", quiet=True)
     assert [row["state"] for row in rows] == ["diverged"] * 2
     assert "diverged in round" in rows[0]["reason"]
-    assert results.values(rows, "r2") == []
-    compute(plan, tmp_path / "s", quiet=True)
+    assert results.collect_values(rows, "r2") == []
+    compute_study(plan, tmp_path / "s", quiet=True)
     assert len(counted) == 2
 
 
 def test_a_run_that_fails_is_kept_with_its_reason_and_tried_again(tmp_path, counted, monkeypatch):
-    plan = Study(name="s", about="", cells=[cell("fed-avg")])
+    plan = Study(name="s", description="", conditions=[cell("fed-avg")])
     with monkeypatch.context() as broken:
-        broken.setattr(runner, "execute", lambda *_: 1 / 0)
-        rows = compute(plan, tmp_path / "s", quiet=True)
+        broken.setattr(runner, "run_rounds", lambda *_: 1 / 0)
+        rows = compute_study(plan, tmp_path / "s", quiet=True)
     assert [row["state"] for row in rows] == ["failed"] * 2
     assert "ZeroDivisionError" in rows[0]["reason"]
-    rows = compute(plan, tmp_path / "s", quiet=True)
+    rows = compute_study(plan, tmp_path / "s", quiet=True)
     assert [row["state"] for row in rows] == ["done"] * 2
     assert len(counted) == 4
 
 
 def test_two_processes_give_what_one_gives(tmp_path, monkeypatch):
     monkeypatch.undo()  # the other processes have the usual test rows
-    plan = Study(name="s", about="", cells=[cell("fed-avg"), cell("flops", trace=True)])
-    assert stripped(compute(plan, tmp_path / "one" / "s", quiet=True)) == stripped(
-        compute(plan, tmp_path / "two" / "s", jobs=2, quiet=True)
+    plan = Study(name="s", description="", conditions=[cell("fed-avg"), cell("flops", trace=True)])
+    assert stripped(compute_study(plan, tmp_path / "one" / "s", quiet=True)) == stripped(
+        compute_study(plan, tmp_path / "two" / "s", num_processes=2, quiet=True)
     )
 
 
 def test_a_trace_has_the_overlap_of_gates_between_rounds(tmp_path):
-    plan = Study(name="s", about="", cells=[cell("flops", trace=True), cell("fed-iter-ht", trace=True)])
-    for row in compute(plan, tmp_path / "s", quiet=True):
+    plan = Study(name="s", description="", conditions=[cell("flops", trace=True), cell("fed-iter-ht", trace=True)])
+    for row in compute_study(plan, tmp_path / "s", quiet=True):
         trace = row["trace"]
         assert trace["kind"] == ("gates" if row["label"]["method"] == "flops" else "masks")
         assert [trace["overlap"][i][i] for i in range(4)] == [1.0] * 4
@@ -106,8 +115,8 @@ def test_a_trace_has_the_overlap_of_gates_between_rounds(tmp_path):
 
 
 def test_a_run_without_a_trace_is_computed_again_where_one_is_asked_for(tmp_path, counted):
-    compute(Study(name="s", about="", cells=[cell("flops")]), tmp_path / "s", quiet=True)
-    rows = compute(Study(name="s", about="", cells=[cell("flops", trace=True)]), tmp_path / "s", quiet=True)
+    compute_study(Study(name="s", description="", conditions=[cell("flops")]), tmp_path / "s", quiet=True)
+    rows = compute_study(Study(name="s", description="", conditions=[cell("flops", trace=True)]), tmp_path / "s", quiet=True)
     assert len(counted) == 4 and all(row["trace"] for row in rows)
 
 
@@ -116,5 +125,5 @@ def test_differences_are_paired_by_seed(tmp_path):
         {"seed": seed, "state": "done", "label": {"m": m}, "values": {"r2": value}}
         for m, seed, value in (("a", 0, 1.0), ("a", 1, 2.0), ("b", 1, 1.5), ("b", 0, 0.5))
     ]
-    found = results.difference(results.where(rows, m="a"), results.where(rows, m="b"), "r2")
+    found = results.difference_over_seeds(results.filter_rows(rows, m="a"), results.filter_rows(rows, m="b"), "r2")
     assert found == {"difference": 0.5, "interval": 0.0, "error": 0.0}

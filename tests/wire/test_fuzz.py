@@ -31,7 +31,7 @@ def mutations(seed):
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_valid_input_is_read(name):
     target = TARGETS[name]
-    assert all(target.try_out(seed) for seed in target.seeds) == (name != "config")  # a run that could begin is stopped there
+    assert all(target.accepts(seed) for seed in target.seeds) == (name != "config")  # a run that could begin is stopped there
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -42,7 +42,7 @@ def test_only_documented_errors_escape(name):
     @settings(max_examples=30 if name == "config" else 300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(st.one_of(*(mutations(seed) for seed in target.seeds), st.binary(max_size=300)))
     def thrown(data):
-        target.try_out(data)
+        target.accepts(data)
 
     thrown()
 
@@ -75,4 +75,4 @@ def test_any_value_of_any_setting_is_taken_or_refused_in_one_line(data):
     lines = [number for number, line in enumerate(valid) if "=" in line and not line.startswith(("out", "resume"))]
     for number in data.draw(st.lists(st.sampled_from(lines), min_size=1, max_size=3)):
         valid[number] = f"{valid[number].split('=')[0]}= {data.draw(st.sampled_from(VALUES))}"
-    TARGETS["config"].try_out("\n".join(valid).encode())
+    TARGETS["config"].accepts("\n".join(valid).encode())

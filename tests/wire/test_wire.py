@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsieve import wire
-from fedsieve.core.packets import Coding, Packet, Values, opening, round_gates, sparse_packet
-from fedsieve.core.random import drawer
-from fedsieve.wire import Address, PacketError, decode, encode
+from fedsieve.core.packets import Coding, Packet, QuantizedField, quantize_gates, seed_packet, sparse_packet
+from fedsieve.core.random import client_sampler
+from fedsieve.wire import MessageId, PacketError, decode, encode
 
-ADDRESS = Address(0xDEADBEEF, 12, 3)
+ADDRESS = MessageId(0xDEADBEEF, 12, 3)
 
 
 def same(a: Packet, b: Packet) -> bool:
@@ -34,17 +34,17 @@ def same(a: Packet, b: Packet) -> bool:
     )
 
 
-def codes(coding: Coding, count: int, rng: np.random.Generator) -> Values:
+def codes(coding: Coding, count: int, rng: np.random.Generator) -> QuantizedField:
     scale = torch.tensor(float(rng.random(dtype=np.float32)) + 0.1) if coding in (2, 3, 4, 5, 7) else None
-    ranges = {Coding.LEVELS8: (-127, 128), Coding.LEVELS4: (-7, 8), Coding.HALVES8: (-128, 128), Coding.HALVES4: (-8, 8)}
+    ranges = {Coding.LEVELS8: (-127, 128), Coding.LEVELS4: (-7, 8), Coding.MIDPOINT8: (-128, 128), Coding.MIDPOINT4: (-8, 8)}
     if coding in ranges:
-        return Values(torch.from_numpy(rng.integers(*ranges[coding], count).astype(np.int8)), scale, coding)
+        return QuantizedField(torch.from_numpy(rng.integers(*ranges[coding], count).astype(np.int8)), scale, coding)
     if coding is Coding.SIGNS:
-        return Values(torch.from_numpy(rng.choice(np.array([-1, 1], dtype=np.int8), count)), scale, coding)
+        return QuantizedField(torch.from_numpy(rng.choice(np.array([-1, 1], dtype=np.int8), count)), scale, coding)
     if coding is Coding.UNIT8:
-        return Values(torch.from_numpy(rng.integers(0, 256, count).astype(np.uint8)), None, coding)
+        return QuantizedField(torch.from_numpy(rng.integers(0, 256, count).astype(np.uint8)), None, coding)
     kind = torch.float32 if coding is Coding.FLOAT32 else torch.float16
-    return Values(torch.from_numpy(rng.standard_normal(count)).to(kind), None, coding)
+    return QuantizedField(torch.from_numpy(rng.standard_normal(count)).to(kind), None, coding)
 
 
 @st.composite
@@ -66,11 +66,11 @@ def sent_packets(draw):
     size, support = draw(supports())
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     dense = draw(st.booleans())
-    names = draw(st.lists(st.sampled_from(wire.FIELDS), unique=True, max_size=3))
+    names = draw(st.lists(st.sampled_from(wire.FIELD_NAMES), unique=True, max_size=3))
     count = size if dense else len(support)
     fields = {name: codes(draw(st.sampled_from(Coding)), count, rng) for name in names}
     scalars = {
-        name: torch.tensor(float(rng.standard_normal()), dtype=torch.float32) for name in draw(st.sets(st.sampled_from(wire.SCALARS)))
+        name: torch.tensor(float(rng.standard_normal()), dtype=torch.float32) for name in draw(st.sets(st.sampled_from(wire.SCALAR_NAMES)))
     }
     return Packet(size, None if dense else support, fields, scalars)
 
@@ -82,14 +82,14 @@ def test_every_packet_comes_back_as_it_was(packet, against, data):
     if against:
         reference = torch.tensor(sorted(data.draw(st.sets(st.integers(0, packet.size - 1)))), dtype=torch.int64)
     encoded = encode(packet, ADDRESS, reference)
-    message = encoded.join()
+    message = encoded.to_bytes()
     assert len(message) == encoded.length
     assert same(decode(message, ADDRESS, packet.size, reference), packet)
 
 
 def test_a_seed_packet_comes_back():
-    packet = opening(2**63 + 5, 1000)
-    assert same(decode(encode(packet, ADDRESS).join(), ADDRESS, 1000), packet)
+    packet = seed_packet(2**63 + 5, 1000)
+    assert same(decode(encode(packet, ADDRESS).to_bytes(), ADDRESS, 1000), packet)
 
 
 def entropy_bytes(n, m):
@@ -99,11 +99,11 @@ def entropy_bytes(n, m):
 def pa_packet(n, m, seed=0):
     rng = np.random.default_rng(seed)
     support = torch.from_numpy(np.sort(rng.choice(n, m, replace=False)))
-    draw = drawer(0, 0, 0, 0, [0], torch.float32)
+    draw = client_sampler(0, 0, 0, 0, [0], torch.float32)
     values = torch.from_numpy(rng.standard_normal((1, n), dtype=np.float32))
     packet = sparse_packet(support[None], {"weights": values}, 8, draw)
-    gates = round_gates(torch.from_numpy(rng.random((1, m), dtype=np.float32)), 8, draw, "gates")
-    return Packet(n, packet.support, {**packet.fields, "gates": gates}, {"rest_gate": torch.tensor([0.3])}).at(0)
+    gates = quantize_gates(torch.from_numpy(rng.random((1, m), dtype=np.float32)), 8, draw, "gates")
+    return Packet(n, packet.support, {**packet.fields, "gates": gates}, {"default_gate": torch.tensor([0.3])}).at(0)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_positions_against_a_broadcast_support_cost_less_than_a_bit_each():
     packet = Packet(n, support, {}, {})
     encoded = encode(packet, ADDRESS, torch.from_numpy(reference))
     assert 8 * len(encoded.positions) / m <= 1.0
-    assert same(decode(encoded.join(), ADDRESS, n, torch.from_numpy(reference)), packet)
+    assert same(decode(encoded.to_bytes(), ADDRESS, n, torch.from_numpy(reference)), packet)
 
 
 def test_an_unchanged_support_costs_nothing_to_repeat():
@@ -142,7 +142,7 @@ def test_the_smallest_form_is_chosen():
     assert len(encode(Packet(1000, few, {}, {}), ADDRESS).positions) <= 4  # Rice gaps
 
 
-MESSAGE = encode(pa_packet(500, 40), ADDRESS).join()
+MESSAGE = encode(pa_packet(500, 40), ADDRESS).to_bytes()
 
 
 @pytest.mark.parametrize("length", range(len(MESSAGE)))
@@ -215,7 +215,7 @@ def refuse_malformed(count: int) -> tuple[int, int]:
     """How many strings were refused, and the most memory a decoder took, in bytes."""
     rng = np.random.default_rng(count)
     reference = torch.arange(0, 500, 12)
-    other = encode(Packet(500, torch.arange(3, 499, 12), {}, {}), ADDRESS, reference).join()
+    other = encode(Packet(500, torch.arange(3, 499, 12), {}, {}), ADDRESS, reference).to_bytes()
     refused = most = 0
     for i in range(count):
         message = malformed(rng, other)
@@ -248,7 +248,7 @@ def test_a_million_malformed_strings_are_refused_in_bounded_memory():
 def test_a_packet_cannot_ask_for_more_memory_than_its_bytes_pay_for():
     """A short message that announces the largest size and count this model allows."""
     n = 100_000_000
-    body = MESSAGE[:8] + b"".join(map(wire._varint, (12, 3, n, n // 2))) + b"\x10\x30" + b"\x00" * 40
+    body = MESSAGE[:8] + b"".join(map(wire._encode_varint, (12, 3, n, n // 2))) + b"\x10\x30" + b"\x00" * 40
     tracemalloc.start()
     with pytest.raises(PacketError):
         decode(sealed(body), ADDRESS, n)
@@ -265,9 +265,9 @@ def test_random_bytes_are_refused(data):
 
 def test_values_that_are_not_numbers_are_refused():
     for bad in (float("nan"), float("inf")):
-        packet = Packet(3, None, {"theta": Values(torch.tensor([1.0, bad, 2.0]), None, Coding.FLOAT32)}, {})
+        packet = Packet(3, None, {"theta": QuantizedField(torch.tensor([1.0, bad, 2.0]), None, Coding.FLOAT32)}, {})
         with pytest.raises(PacketError, match="not finite"):
-            decode(encode(packet, ADDRESS).join(), ADDRESS, 3)
+            decode(encode(packet, ADDRESS).to_bytes(), ADDRESS, 3)
 
 
 def vectors():
@@ -280,24 +280,29 @@ def test_the_specifications_test_vectors_are_what_is_written_and_read():
     twenty = torch.arange(0, 1000, 20)
     moved = torch.tensor(sorted(set(range(0, 1000, 20)) - {40} | {50}))
     written = [
-        (opening(42, 1000), None),
-        (Packet(4, None, {"theta": Values(torch.tensor([0.5, -1, 0, 2]), None, Coding.FLOAT32)}, {}), None),
+        (seed_packet(42, 1000), None),
+        (Packet(4, None, {"theta": QuantizedField(torch.tensor([0.5, -1, 0, 2]), None, Coding.FLOAT32)}, {}), None),
         (
             Packet(
                 100,
                 torch.tensor([3, 17, 40, 41, 99]),
                 {
-                    "weights": Values(torch.tensor([1, -2, 3, -128, 127], dtype=torch.int8), torch.tensor(0.25), Coding.HALVES8),
-                    "gates": Values(torch.tensor([0, 1, 128, 254, 255], dtype=torch.uint8), None, Coding.UNIT8),
+                    "weights": QuantizedField(torch.tensor([1, -2, 3, -128, 127], dtype=torch.int8), torch.tensor(0.25), Coding.MIDPOINT8),
+                    "gates": QuantizedField(torch.tensor([0, 1, 128, 254, 255], dtype=torch.uint8), None, Coding.UNIT8),
                 },
-                {"rest_gate": torch.tensor(0.5)},
+                {"default_gate": torch.tensor(0.5)},
             ),
             None,
         ),
-        (Packet(1000, moved, {"theta": Values(torch.full((50,), -8, dtype=torch.int8), torch.tensor(1.0), Coding.HALVES4)}, {}), twenty),
+        (
+            Packet(
+                1000, moved, {"theta": QuantizedField(torch.full((50,), -8, dtype=torch.int8), torch.tensor(1.0), Coding.MIDPOINT4)}, {}
+            ),
+            twenty,
+        ),
     ]
     assert len(vectors()) == len(written)
     for message, (packet, reference) in zip(vectors(), written, strict=True):
-        assert encode(packet, ADDRESS, reference).join() == message
+        assert encode(packet, ADDRESS, reference).to_bytes() == message
         assert same(decode(message, ADDRESS, packet.size, reference), packet)
-    assert [message[3] for message in vectors()] == [wire.SEED, wire.DENSE, wire.SUBSET, wire.CHANGES]
+    assert [message[3] for message in vectors()] == [wire.KIND_SEED, wire.KIND_DENSE, wire.KIND_SUBSET, wire.KIND_DIFF]

@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-METHODS = {
+ALGORITHMS = {
     "sieve": ("sieve", "Sieve"),
     "flops": ("flops", "Flops"),
     "flops-pa": ("flops_pa", "FlopsPA"),
@@ -19,5 +19,5 @@ METHODS = {
 
 def algorithm_class(name: str) -> type:
     """The dataclass of a method."""
-    module, cls = METHODS[name]
+    module, cls = ALGORITHMS[name]
     return getattr(import_module(f"fedsieve.algorithms.{module}"), cls)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedsieve.algorithms.averaging import Averaging
-from fedsieve.algorithms.base import SCHEDULING
+from fedsieve.algorithms.base import DENSITY_SCHEDULE_OPTIONS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,7 +14,7 @@ class FedAvg(Averaging):
     A new method overrides what it does differently: `broadcast`, `project`, `client_reply`, `aggregate` or `close`.
     """
 
-    unused: ClassVar[frozenset[str]] = SCHEDULING
+    unsupported_options: ClassVar[frozenset[str]] = DENSITY_SCHEDULE_OPTIONS
 
-    memory: float = 1.0
+    residual_decay: float = 1.0
     """how much of what rounding took from a broadcast stays at the server for the next round"""

@@ -19,17 +19,17 @@ class Thresholding(Averaging):
 
     def broadcast(self, server: Server, clock: Clock, draw: Draw) -> Packet:
         """H_m(theta)."""
-        return self.largest(server.theta, server.layout, clock, draw)
+        return self.encode_top(server.theta, server.layout, clock, draw)
 
-    def largest(self, theta: Float[Tensor, "*k p"], layout: Layout, clock: Clock, draw: Draw) -> Packet:
+    def encode_top(self, theta: Float[Tensor, "*k p"], layout: Layout, clock: Clock, draw: Draw) -> Packet:
         """The largest weights of the round's budget as a message."""
         parts = self.message_budget(layout, clock)
-        return self.pack(theta, selection.top(theta.abs(), parts, layout.groups), draw)
+        return self.encode_sparse(theta, selection.top_mask(theta.abs(), parts, layout.groups), draw)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedHT(Thresholding):
     """Sparse downlink, dense uplink."""
 
-    rate: float = 1.5
-    batch: int | Literal["all"] = 64
+    learning_rate: float = 1.5
+    batch_size: int | Literal["all"] = 64

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedsieve.algorithms.averaging import Client
 from fedsieve.algorithms.fed_ht import Thresholding
 from fedsieve.core import selection
-from fedsieve.core.packets import Packet, Part
+from fedsieve.core.packets import Packet, SparseVector
 from fedsieve.core.random import Draw
 from fedsieve.core.types import Clock, Layout
 
@@ -19,11 +19,11 @@ from fedsieve.core.types import Clock, Layout
 class FedIterHT(Thresholding):
     """theta <- H_m(theta - eta g) at every local step; sparse messages both ways (requirement 37)."""
 
-    rate: float = 1.5
-    batch: int | Literal["all"] = 64
+    learning_rate: float = 1.5
+    batch_size: int | Literal["all"] = 64
 
     @property
-    def projects(self) -> bool:
+    def needs_all_nonzero_weights(self) -> bool:
         """H_m compares all weights."""
         return True
 
@@ -31,14 +31,17 @@ class FedIterHT(Thresholding):
         """H_m; where only some coordinates are in sight (sparse rows), all others are zero and m is the same."""
         parts = self.message_budget(client.layout, clock)
         if layout.size != client.layout.size:
-            parts = selection.narrowed(parts, layout.gated, layout.free)
-        kept = selection.top(theta.abs(), parts, layout.groups)
+            parts = selection.restrict_budget(parts, layout.num_gated, layout.num_ungated)
+        kept = selection.top_mask(theta.abs(), parts, layout.groups)
         return torch.where(kept, theta, torch.zeros_like(theta))
 
-    def said(self, packet: Packet, dtype: torch.dtype) -> dict[str, Part]:
+    def decode_sparse(self, packet: Packet, dtype: torch.dtype) -> dict[str, SparseVector]:
         """A reply is all that a client holds: what it dropped is zero, not unchanged, also in a difference."""
-        return {name: part._replace(elsewhere=torch.zeros_like(part.values[..., 0])) for name, part in super().said(packet, dtype).items()}
+        return {
+            name: part._replace(default=torch.zeros_like(part.values[..., 0]))
+            for name, part in super().decode_sparse(packet, dtype).items()
+        }
 
     def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
         """The m weights that are left."""
-        return self.largest(client.theta, client.layout, clock, draw)
+        return self.encode_top(client.theta, client.layout, clock, draw)

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedsieve.algorithms.averaging import Averaging, Server
-from fedsieve.algorithms.base import exactly, fraction
+from fedsieve.algorithms.base import project_to_budget, require_fraction
 from fedsieve.core import selection
 from fedsieve.core.packets import Packet, sparse_packet
 from fedsieve.core.random import Draw
@@ -23,31 +23,31 @@ from fedsieve.core.types import Clock, Layout
 class FedL1(Averaging):
     """Each broadcast is soft-thresholded: shrunk by a fraction of the largest weight outside the top m, zero below it."""
 
-    memory: float = 1.0
+    residual_decay: float = 1.0
     shrinkage: float = 0.5
     """threshold, in units of the largest weight that is not among the top m"""
 
     def __post_init__(self) -> None:
         """A negative threshold would grow weights, one above 1 would leave fewer than m."""
         super().__post_init__()
-        fraction(shrinkage=self.shrinkage)
+        require_fraction(shrinkage=self.shrinkage)
 
     def broadcast(self, server: Server, clock: Clock, draw: Draw) -> Packet:
         """sign(theta) max(|theta| - tau, 0), only what is left of it."""
         shrunk = self.soft_threshold(server.theta, self.message_budget(server.layout, clock), server.layout)
         if not shrunk.any():
-            return self.pack_dense(server.theta, draw)
+            return self.encode_dense(server.theta, draw)
         return sparse_packet(shrunk.nonzero()[:, 0], {"theta": shrunk}, self.bits, draw)
 
-    def theta(self, server: Server) -> Float[Tensor, " p"]:
+    def parameters(self, server: Server) -> Float[Tensor, " p"]:
         """The m largest of the shrunk weights."""
         parts = self.final_budget(server.layout)
-        return exactly(parts, self.soft_threshold(server.theta, parts, server.layout), server.layout)
+        return project_to_budget(parts, self.soft_threshold(server.theta, parts, server.layout), server.layout)
 
     def soft_threshold(self, theta: Float[Tensor, " p"], parts: Budget, layout: Layout) -> Float[Tensor, " p"]:
         """The proximal step of tau |theta|_1, tau scale-free; what no gate stands before is not shrunk."""
-        gated, kept = theta[: layout.gated], selection.total_kept(parts) - layout.free
-        if kept == layout.gated:
+        gated, kept = theta[: layout.num_gated], selection.budget_total(parts) - layout.num_ungated
+        if kept == layout.num_gated:
             return theta
         threshold = self.shrinkage * torch.topk(gated.abs(), kept + 1).values[-1]
-        return torch.cat((gated.sign() * (gated.abs() - threshold).clamp_min(0), theta[layout.gated :]))
+        return torch.cat((gated.sign() * (gated.abs() - threshold).clamp_min(0), theta[layout.num_gated :]))

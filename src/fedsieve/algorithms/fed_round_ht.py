@@ -13,9 +13,9 @@ from fedsieve.core.types import Clock
 class FedRoundHT(Thresholding):
     """Dense local steps; the largest m weights travel, both ways."""
 
-    rate: float = 1.5
-    memory: float = 0.9
+    learning_rate: float = 1.5
+    residual_decay: float = 0.9
 
     def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
         """H_m(theta_k)."""
-        return self.largest(client.theta, client.layout, clock, draw)
+        return self.encode_top(client.theta, client.layout, clock, draw)

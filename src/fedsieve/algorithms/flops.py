@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedsieve.algorithms.fed_sgd import GradientExchange
-from fedsieve.algorithms.gated import Gated, Server, silenced
+from fedsieve.algorithms.gated import Gated, Server, zero_ungated
 from fedsieve.core import optimizers
 from fedsieve.core.optimizers import StepRule
 from fedsieve.core.packets import Packet, dense_packet
@@ -30,26 +30,26 @@ class Flops(GradientExchange, Gated):
 
     def broadcast(self, server: Server, clock: Clock, draw: Draw) -> Packet:
         """theta~ and phi, dense."""
-        return dense_packet({"weights": server.weights, "log_alpha": silenced(server.log_alpha, server.layout)}, self.bits, draw)
+        return dense_packet({"weights": server.weights, "log_alpha": zero_ungated(server.log_alpha, server.layout)}, self.bits, draw)
 
     def client_init(self, packet: Packet, layout: Layout, clock: Clock, dtype: torch.dtype) -> Client:
         """Begin at the broadcast."""
-        return Client(packet.dense("weights", dtype), self.settled(packet.dense("log_alpha", dtype), layout))
+        return Client(packet.field_dense("weights", dtype), self.normalize_log_alpha(packet.field_dense("log_alpha", dtype), layout))
 
     def client_step(self, objective: Objective, client: Client, batch: Batch, clock: Clock, draw: Draw) -> Client:
         """ClientCompute: gradients of the batch loss in theta~ and phi."""
-        slopes = self.pull(objective, client.weights, client.log_alpha, batch, clock, draw)
+        slopes = self.gate_gradients(objective, client.weights, client.log_alpha, batch, clock, draw)
         if self.step_rule is StepRule.CONSTANT:
             return Client(slopes.weights, slopes.log_alpha)
-        share = slopes.size / (self.rate * self.decay(clock))
+        share = slopes.step_size / (self.learning_rate * self.learning_rate_factor(clock))
         return Client(slopes.weights * share, slopes.log_alpha * share)
 
     @property
-    def reply_fields(self) -> frozenset[str]:
+    def all_reply_fields(self) -> frozenset[str]:
         """Two gradients."""
         return frozenset({"gradient", "gate_gradient"})
 
-    def client_rest(self, client: Client, missed: Float[Tensor, "k p"], clock: Clock) -> Client:
+    def apply_skipped_steps(self, client: Client, missed: Float[Tensor, "k p"], clock: Clock) -> Client:
         """Where no row has a feature, both gradients are zero; the constraint's is the server's to add."""
         return Client(*(torch.where(missed > 0, torch.zeros_like(part), part) for part in client))
 
@@ -59,23 +59,35 @@ class Flops(GradientExchange, Gated):
 
     def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
         """Mean gradients, the constraint's closed form, one step of theta~, phi and lambda together (L152-154)."""
-        merged = self.merged(packet, replies, server.weights, clock, draw)
-        gradient, weight = merged["gradient"], server.multiplier if self.weighs else torch.zeros_like(server.multiplier)
-        gate_gradient = merged["gate_gradient"] + self.regularize(server.log_alpha, weight, server.layout.gated, server.layout.groups)
-        decay = self.decay(clock)
+        merged = self.aggregate_replies(packet, replies, server.weights, clock, draw)
+        gradient, weight = merged["gradient"], server.multiplier if self.uses_multiplier else torch.zeros_like(server.multiplier)
+        gate_gradient = merged["gate_gradient"] + self.penalty_gradient(
+            server.log_alpha, weight, server.layout.num_gated, server.layout.groups
+        )
+        decay = self.learning_rate_factor(clock)
         weights, moments = optimizers.step(
-            self.server, server.moments, server.weights, gradient, self.server_rate * decay, momentum=self.server_momentum
+            self.server_optimizer,
+            server.moments,
+            server.weights,
+            gradient,
+            self.server_learning_rate * decay,
+            momentum=self.server_momentum,
         )
         log_alpha, gate_moments = optimizers.step(
-            self.server, server.gate_moments, server.log_alpha, gate_gradient, self.gate_rate * decay, momentum=self.server_momentum
+            self.server_optimizer,
+            server.gate_moments,
+            server.log_alpha,
+            gate_gradient,
+            self.gate_rate * decay,
+            momentum=self.server_momentum,
         )
         multiplier = self.ascend(server.multiplier, server.log_alpha, server.layout, clock)
-        log_alpha, multiplier = self.charged(self.settled(log_alpha, server.layout), multiplier, server.layout, clock)
+        log_alpha, multiplier = self.mirror_dual_step(self.normalize_log_alpha(log_alpha, server.layout), multiplier, server.layout, clock)
         return server._replace(weights=weights, log_alpha=log_alpha, multiplier=multiplier, moments=moments, gate_moments=gate_moments)
 
-    def close(self, server: Server, clock: Clock) -> Server:
+    def end_round(self, server: Server, clock: Clock) -> Server:
         """After prune start, scale log_alpha up at the top m of theta and down elsewhere (L155-157)."""
         log_alpha = server.log_alpha
-        if clock.round + 1 > max(self.prune_start * clock.rounds, self.warmup):
-            log_alpha = self.scaled(log_alpha, self.chosen(server.weights, log_alpha, server.layout, clock))
-        return server._replace(log_alpha=self.tighten(log_alpha, server.layout, clock))
+        if clock.round + 1 > max(self.scaling_start * clock.num_rounds, self.warmup):
+            log_alpha = self.scale_log_alpha(log_alpha, self.top_mask(server.weights, log_alpha, server.layout, clock))
+        return server._replace(log_alpha=self.solve_dual(log_alpha, server.layout, clock))

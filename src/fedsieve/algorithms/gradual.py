@@ -9,7 +9,7 @@ from fedsieve.algorithms.averaging import Averaging, Client
 from fedsieve.algorithms.fed_ht import Thresholding
 from fedsieve.core.packets import Packet
 from fedsieve.core.random import Draw
-from fedsieve.core.selection import Schedule, total_kept
+from fedsieve.core.selection import DensitySchedule, budget_total
 from fedsieve.core.types import Clock, Layout
 
 
@@ -21,24 +21,24 @@ class Masked(Averaging):
         """Zero outside the broadcast's support."""
         return theta * client.mask
 
-    def shared_support(self, packet: Packet, clock: Clock) -> Int64[Tensor, " m"] | None:
+    def public_support(self, packet: Packet, clock: Clock) -> Int64[Tensor, " m"] | None:
         """The broadcast's."""
         return packet.support
 
     def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
         """The weights under the mask."""
         parts = self.message_budget(client.layout, clock)
-        if total_kept(parts) == client.layout.size:
-            return self.pack_dense(client.theta, draw)
-        return self.pack(client.theta, client.mask > 0, draw)
+        if budget_total(parts) == client.layout.size:
+            return self.encode_dense(client.theta, draw)
+        return self.encode_sparse(client.theta, client.mask > 0, draw)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gradual(Masked, Thresholding):
     """Dense at first, cut along a cubic, fine-tuned under the mask."""
 
-    rate: float = 1.5
-    schedule: Schedule = Schedule.CUBIC
-    start_density: float | None = 1.0
-    schedule_start: float = 0.2
-    schedule_end: float = 0.6
+    learning_rate: float = 1.5
+    density_schedule: DensitySchedule = DensitySchedule.CUBIC
+    initial_density: float | None = 1.0
+    anneal_start: float = 0.2
+    anneal_end: float = 0.6

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedsieve.algorithms.averaging import Server
-from fedsieve.algorithms.base import SCHEDULING
+from fedsieve.algorithms.base import DENSITY_SCHEDULE_OPTIONS
 from fedsieve.algorithms.fed_ht import Thresholding
 from fedsieve.algorithms.gradual import Masked
 from fedsieve.core import selection
@@ -20,10 +20,10 @@ from fedsieve.core.types import Layout
 class RandomMask(Masked, Thresholding):
     """m weights drawn at random; nothing about the data decides which."""
 
-    unused: ClassVar[frozenset[str]] = SCHEDULING  # one mask for good, or weights outside it would be sent
+    unsupported_options: ClassVar[frozenset[str]] = DENSITY_SCHEDULE_OPTIONS  # one mask for good, or weights outside it would be sent
 
     def init(self, layout: Layout, weights: Float[Tensor, " p"], draw: Draw) -> Server:
         """The start, zero outside a random mask."""
-        chance = selection.one_per_group(draw("mask", layout.size), layout.groups)
-        kept = selection.top(chance, self.final_budget(layout), layout.groups)
+        chance = selection.broadcast_within_groups(draw("mask", layout.size), layout.groups)
+        kept = selection.top_mask(chance, self.final_budget(layout), layout.groups)
         return super().init(layout, torch.where(kept, weights, torch.zeros_like(weights)), draw)

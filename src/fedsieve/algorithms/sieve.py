@@ -14,18 +14,18 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from fedsieve.algorithms.base import exactly, examples
-from fedsieve.algorithms.gated import facts, initial_log_alpha, opened
+from fedsieve.algorithms.base import num_examples, project_to_budget
+from fedsieve.algorithms.gated import gate_diagnostics, initial_log_alpha, open_ungated
 from fedsieve.algorithms.sieve_rules import BY_DENSITY, OPEN, Ending, Rules, Server, Uplink
 from fedsieve.core import constraint, gates, optimizers, selection
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT
-from fedsieve.core.optimizers import no_moments
-from fedsieve.core.packets import Packet, round_signs, sparse_packet, telling_signs
+from fedsieve.core.optimizers import initial_moments
+from fedsieve.core.packets import Packet, best_sign_count, quantize_signs, sparse_packet
 from fedsieve.core.random import Draw
-from fedsieve.core.selection import total_kept
+from fedsieve.core.selection import budget_total
 from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
 
-GATES = ("kept_gate", "rest_gate")
+GATES = ("kept_gate", "default_gate")
 ROUND_LIMIT = OPEN
 """log_alpha stays within this during a client's round; the exact dual may move it to +-12 after it."""
 AJAR = OPEN - 0.01
@@ -47,13 +47,13 @@ class Sieve(Rules):
 
     # What matters
 
-    def chosen(
+    def top_mask(
         self, vector: Float[Tensor, "*k p"], log_alpha: Float[Tensor, "*k p"], layout: Layout, density: float
     ) -> Bool[Tensor, "*k p"]:
         """The largest entries of a vector, each counted as often as its gate is open."""
-        return selection.top(self.score(vector, log_alpha), self.budget_of(layout, density), layout.groups)
+        return selection.top_mask(self.importance(vector, log_alpha), self.budget_for(layout, density), layout.groups)
 
-    def score(self, vector: Float[Tensor, "*k p"], log_alpha: Float[Tensor, "*k p"]) -> Float[Tensor, "*k p"]:
+    def importance(self, vector: Float[Tensor, "*k p"], log_alpha: Float[Tensor, "*k p"]) -> Float[Tensor, "*k p"]:
         """|v| P(z != 0)."""
         return vector.abs() * gates.active_probability(self.shape, log_alpha)
 
@@ -62,16 +62,16 @@ class Sieve(Rules):
     def init(self, layout: Layout, weights: Float[Tensor, " p"], draw: Draw) -> Server:
         """All gates alike."""
         none = torch.zeros_like(weights[0])
-        log_alpha = opened(torch.full_like(weights, initial_log_alpha(self.initial_logit_density)), layout)
+        log_alpha = open_ungated(torch.full_like(weights, initial_log_alpha(self.initial_gate_probability)), layout)
         width, changed = torch.full_like(none, BY_DENSITY), torch.full_like(none, -1)
-        return Server(weights, log_alpha, none, no_moments(weights), none, none, width, changed, layout)
+        return Server(weights, log_alpha, none, initial_moments(weights), none, none, width, changed, layout)
 
     def broadcast(self, server: Server, clock: Clock, draw: Draw) -> Packet:
         """The largest m weights and those on trial, and the two log_alpha; where it departs from the usual, what is to travel, how fast."""
         now = self.fitted(float(server.width), found=self.found(server, clock))
-        chosen = now.chosen(server.weights, server.log_alpha, server.layout, now.sent(server, clock))
+        chosen = now.top_mask(server.weights, server.log_alpha, server.layout, now.sent(server, clock))
         bits = now.precision(fine=not now.searching(clock))
-        packet = sparse_packet(selection.positions(chosen), {"weights": server.weights}, bits, draw)
+        packet = sparse_packet(selection.mask_to_indices(chosen), {"weights": server.weights}, bits, draw)
         most = AJAR if now.searching(clock) else LOG_ALPHA_LIMIT
         packet.scalars.update({name: mean.clamp_max(most) for name, mean in two_means(server.log_alpha, chosen, server.layout).items()})
         asked = now.signs(server, clock)
@@ -85,9 +85,9 @@ class Sieve(Rules):
 
     def client_init(self, packet: Packet, layout: Layout, clock: Clock, dtype: torch.dtype) -> Client:
         """theta~ from the broadcast, 0 off the support; one log_alpha on it, one off it."""
-        weights, mask = packet.dense("weights", dtype), packet.mask(dtype)
-        log_alpha = torch.where(mask > 0, packet.scalar("kept_gate", dtype), packet.scalar("rest_gate", dtype))
-        return Client(weights, opened(log_alpha, layout), packet, layout)
+        weights, mask = packet.field_dense("weights", dtype), packet.support_mask(dtype)
+        log_alpha = torch.where(mask > 0, packet.scalar("kept_gate", dtype), packet.scalar("default_gate", dtype))
+        return Client(weights, open_ungated(log_alpha, layout), packet, layout)
 
     def client_step(self, objective: Objective, client: Client, batch: Batch, clock: Clock, draw: Draw) -> Client:
         """theta~ -= eta z g; phi -= gate_rate * saliency / rms, saliency = theta~ g, rms over m entries.
@@ -98,15 +98,15 @@ class Sieve(Rules):
         now, layout = self.heeding(client.packet), objective.layout
         gate = now.gate(client.log_alpha, layout, clock, draw)
         loss, gradient = objective.gradient(client.weights * gate, batch)
-        size = now.stride * now.step_size(loss.minimum(objective.empty_loss(batch)), gradient, batch, clock)
-        gradient = optimizers.clipped(gradient, now.clip)
-        saliency = selection.shared(client.weights * gradient, layout.groups)
-        kept = total_kept(now.message_budget(client.layout, clock))
+        size = now.stride * now.step_size(loss.minimum(objective.zero_model_loss(batch)), gradient, batch, clock)
+        gradient = optimizers.clip_norm(gradient, now.max_gradient_norm)
+        saliency = selection.sum_within_groups(client.weights * gradient, layout.groups)
+        kept = budget_total(now.message_budget(client.layout, clock))
         rms = (saliency.square().sum(-1, keepdim=True) / kept).sqrt().clamp_min(torch.finfo(saliency.dtype).tiny)
         log_alpha = (client.log_alpha - now.gate_rate * saliency / rms).clamp(-ROUND_LIMIT, ROUND_LIMIT)
         if now.ending is Ending.FROZEN and not now.searching(clock):
             log_alpha = client.log_alpha
-        log_alpha = opened(log_alpha, layout)
+        log_alpha = open_ungated(log_alpha, layout)
         weights = client.weights - size * gate * gradient
         if now.cuts:
             weights = now.projected(weights, log_alpha, client.layout, layout, clock)
@@ -116,7 +116,7 @@ class Sieve(Rules):
         """Sampled, one draw a group, or all open."""
         if self.ungated(clock):
             return torch.ones_like(log_alpha)
-        noise = selection.one_per_group(draw("gates", log_alpha.shape[-1]), layout.groups)
+        noise = selection.broadcast_within_groups(draw("gates", log_alpha.shape[-1]), layout.groups)
         return gates.sample(self.shape, log_alpha, noise).value
 
     def projected(
@@ -125,20 +125,22 @@ class Sieve(Rules):
         """The largest |theta~| P(z != 0) of the round's budget, zeros elsewhere; what is out of sight (sparse rows) is zero already."""
         parts = self.message_budget(whole, clock)
         if layout.size != whole.size:
-            parts = selection.narrowed(parts, layout.gated, layout.free)
-        return torch.where(selection.top(self.score(weights, log_alpha), parts, layout.groups), weights, torch.zeros_like(weights))
+            parts = selection.restrict_budget(parts, layout.num_gated, layout.num_ungated)
+        return torch.where(
+            selection.top_mask(self.importance(weights, log_alpha), parts, layout.groups), weights, torch.zeros_like(weights)
+        )
 
-    def shared_support(self, packet: Packet, clock: Clock) -> Int64[Tensor, " m"] | None:
+    def public_support(self, packet: Packet, clock: Clock) -> Int64[Tensor, " m"] | None:
         """All while searching, then the broadcast's."""
         return None if self.heeding(packet).searching(clock) else packet.support
 
     @property
-    def reply_fields(self) -> frozenset[str]:
+    def all_reply_fields(self) -> frozenset[str]:
         """All that replies of some round may hold."""
         left_open = frozenset({"update", "weights", "signs", "spread"}) if self.uplink is None and self.trusting else frozenset()
         return left_open | {self.field, *GATES, *(("signs",) if self.counts_signs else ())}
 
-    def answers(self, packet: Packet, clock: Clock) -> frozenset[str]:
+    def expected_reply_fields(self, packet: Packet, clock: Clock) -> frozenset[str]:
         """Updates or weights, the two log_alpha, how many signs would tell most, and in the first round how far updates are spread."""
         now, told = self.heeding(packet), ("spread",) if self.measures(clock) else ()
         return frozenset({now.field, *GATES, *told, *(("signs",) if now.counts_signs else ())})
@@ -151,40 +153,42 @@ class Sieve(Rules):
     def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
         """Searching: signs of the largest updates, or the largest weights. Polishing: numbers for the broadcast's support."""
         now, weights, layout = self.heeding(client.packet), client.weights, client.layout
-        kept = now.chosen(weights, client.log_alpha, layout, now.message_density(clock))
-        vector = weights - client.packet.dense("weights", weights.dtype) if now.travels is Uplink.UPDATES else weights
+        kept = now.top_mask(weights, client.log_alpha, layout, now.message_density(clock))
+        vector = weights - client.packet.field_dense("weights", weights.dtype) if now.travels is Uplink.UPDATES else weights
         if not now.searching(clock):
-            sent = (client.packet.mask(weights.dtype) > 0).expand_as(weights)
+            sent = (client.packet.support_mask(weights.dtype) > 0).expand_as(weights)
         elif now.travels is Uplink.UPDATES:
             asked = client.packet.scalars.get("signs", now.most_signs(clock))
-            sent = now.chosen(vector, client.log_alpha, layout, float(asked))
+            sent = now.top_mask(vector, client.log_alpha, layout, float(asked))
         else:
             sent = kept
-        support = selection.positions(sent)
+        support = selection.mask_to_indices(sent)
         packet = sparse_packet(support, {now.field: vector}, now.precision(fine=False), draw)
         if now.searching(clock) and now.travels is Uplink.UPDATES:
-            packet.fields[now.field] = round_signs(vector.gather(-1, support))
+            packet.fields[now.field] = quantize_signs(vector.gather(-1, support))
         packet.scalars.update(two_means(client.log_alpha, kept, layout))
         if now.counts_signs:
-            most = selection.kept_count(now.most_signs(clock), layout.gated)
-            packet.scalars["signs"] = telling(now.score(vector, client.log_alpha), most, layout)
+            most = selection.num_kept(now.most_signs(clock), layout.num_gated)
+            packet.scalars["signs"] = telling(now.importance(vector, client.log_alpha), most, layout)
         if self.measures(clock):
-            packet.scalars["spread"] = telling((weights - client.packet.dense("weights", weights.dtype)).abs(), layout.gated, layout)
+            packet.scalars["spread"] = telling(
+                (weights - client.packet.field_dense("weights", weights.dtype)).abs(), layout.num_gated, layout
+            )
         return packet
 
     def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
         """theta <- sent + server step along the mean update + memory * (what the broadcast left out); then the dual, solved."""
-        now, sent = self.heeding(packet), packet.dense("weights", server.weights.dtype)
-        merged = now.merged(packet, replies, server.weights, clock, draw)
+        now, sent = self.heeding(packet), packet.field_dense("weights", server.weights.dtype)
+        merged = now.aggregate_replies(packet, replies, server.weights, clock, draw)
         update = merged[now.field] - (sent if now.travels is Uplink.WEIGHTS else 0)
         server = self.told(server, now, merged, replies, clock)
         rate = now.boldness(server, len(replies), clock)
-        moved, moments = optimizers.step(now.server, server.moments, sent, -update, rate, momentum=now.server_momentum)
+        moved, moments = optimizers.step(now.server_optimizer, server.moments, sent, -update, rate, momentum=now.server_momentum)
         theta = moved + now.remembered(server) * (server.weights - sent)
         then = clock._replace(round=clock.round + 1)
         wide = now.sent(server, clock) if now.searching(then) else now.message_density(clock)
-        chosen = now.chosen(theta, server.log_alpha, server.layout, wide)
-        stayed = wide == self.density and bool((chosen == packet.mask(theta.dtype).bool()).all())
+        chosen = now.top_mask(theta, server.log_alpha, server.layout, wide)
+        stayed = wide == self.density and bool((chosen == packet.support_mask(theta.dtype).bool()).all())
         changed = server.changed if stayed else torch.full_like(server.changed, clock.round)
         server = server._replace(weights=theta, moments=moments, changed=changed)
         both = torch.cat([merged[name] for name in GATES])
@@ -193,8 +197,8 @@ class Sieve(Rules):
 
     def told(self, server: Server, now: "Sieve", merged: dict[str, Tensor], replies: Sequence[Reply], clock: Clock) -> Server:
         """What replies say beside their updates: rows, how many signs tell most; in the first round what `now` is to be from then on."""
-        if now.private is None:
-            server = server._replace(rows=server.rows + (sum(examples(replies)) - server.rows) / (clock.round + 1))
+        if now.privacy is None:
+            server = server._replace(rows=server.rows + (sum(num_examples(replies)) - server.rows) / (clock.round + 1))
         if now.counts_signs:
             server = server._replace(signs=merged["signs"][0])
         if self.measures(clock):
@@ -207,13 +211,13 @@ class Sieve(Rules):
         """The gates' means on the support and off it, shifted so that the constraint is tight; and the shift."""
         if found and self.ending is Ending.FROZEN:
             both = torch.tensor([LOG_ALPHA_LIMIT, -LOG_ALPHA_LIMIT]).to(both)
-        kept = chosen[: layout.gated].to(both).mean()
+        kept = chosen[: layout.num_gated].to(both).mean()
         target = self.message_density(clock) if found else self.open_density(clock)
-        shift = constraint.exact_shift(self.shape, both, target, torch.stack((kept, 1 - kept)))
-        on, off = constraint.shifted(both, shift)
+        shift = constraint.bisect_shift(self.shape, both, target, torch.stack((kept, 1 - kept)))
+        on, off = constraint.shift_log_alpha(both, shift)
         if found and on < OPEN:
             on, off = self.parted(kept, self.message_density(clock))
-        return opened(torch.where(chosen, on, off), layout), shift
+        return open_ungated(torch.where(chosen, on, off), layout), shift
 
     def parted(self, kept: Float[Tensor, ""], density: float) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """The support open, the rest as the constraint needs: the dual solved for the rest alone."""
@@ -222,36 +226,38 @@ class Sieve(Rules):
         off = torch.logit(rest.clamp(1e-9, 0.5)) - self.shape.offset
         return on, off.clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
 
-    def close(self, server: Server, clock: Clock) -> Server:
+    def end_round(self, server: Server, clock: Clock) -> Server:
         """Nothing is left to do at the end of a round."""
         return server
 
     # The model
 
-    def theta(self, server: Server) -> Float[Tensor, " p"]:
+    def parameters(self, server: Server) -> Float[Tensor, " p"]:
         """theta~ times the test-time gate, the m largest (decision C5)."""
-        gate = gates.at_test_time(self.shape, server.log_alpha).clamp_min(GATE_MARGIN)
-        return exactly(self.final_budget(server.layout), server.weights * gate, server.layout)
+        gate = gates.test_gates(self.shape, server.log_alpha).clamp_min(GATE_MARGIN)
+        return project_to_budget(self.final_budget(server.layout), server.weights * gate, server.layout)
 
-    def full_theta(self, server: Server) -> Float[Tensor, " p"]:
+    def unprojected_parameters(self, server: Server) -> Float[Tensor, " p"]:
         """theta~ times the test-time gate."""
-        return server.weights * gates.at_test_time(self.shape, server.log_alpha)
+        return server.weights * gates.test_gates(self.shape, server.log_alpha)
 
-    def info(self, server: Server) -> dict[str, Tensor]:
+    def diagnostics(self, server: Server) -> dict[str, Tensor]:
         """Density as expected and at test time, the shift of the exact dual, the violation, and the density of messages."""
-        log_alpha = server.log_alpha[: server.layout.gated]
-        return facts(self.shape, server, self.density) | {"message_density": (log_alpha == log_alpha.amax()).to(log_alpha).mean()}
+        log_alpha = server.log_alpha[: server.layout.num_gated]
+        return gate_diagnostics(self.shape, server, self.density) | {
+            "message_density": (log_alpha == log_alpha.amax()).to(log_alpha).mean()
+        }
 
 
 def telling(sizes: Float[Tensor, "k p"], most: int, layout: Layout) -> Float[Tensor, " k"]:
     """The part of all magnitudes, free coordinates apart, that tells most of a vector when sent as signs: at most so many of them."""
-    return (telling_signs(sizes[..., : layout.gated], most) / layout.gated).to(torch.float32)
+    return (best_sign_count(sizes[..., : layout.num_gated], most) / layout.num_gated).to(torch.float32)
 
 
 def two_means(log_alpha: Float[Tensor, "*k p"], chosen: Bool[Tensor, "*k p"], layout: Layout) -> dict[str, Float[Tensor, "*k"]]:
     """The mean log_alpha of what was chosen and of the rest, free coordinates apart: all that a message says of the gates."""
-    inside, log_alpha = chosen[..., : layout.gated].to(log_alpha), log_alpha[..., : layout.gated]
+    inside, log_alpha = chosen[..., : layout.num_gated].to(log_alpha), log_alpha[..., : layout.num_gated]
     total, kept = log_alpha.sum(-1), (log_alpha * inside).sum(-1)
     count = inside.sum(-1)
-    on, off = kept / count.clamp_min(1), (total - kept) / (layout.gated - count).clamp_min(1)
-    return {"kept_gate": on.to(torch.float32), "rest_gate": off.to(torch.float32)}
+    on, off = kept / count.clamp_min(1), (total - kept) / (layout.num_gated - count).clamp_min(1)
+    return {"kept_gate": on.to(torch.float32), "default_gate": off.to(torch.float32)}

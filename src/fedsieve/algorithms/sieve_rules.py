@@ -13,14 +13,14 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedsieve.algorithms.base import Method, above_zero, at_least, examples, fraction
+from fedsieve.algorithms.base import BaseAlgorithm, num_examples, require_at_least, require_fraction, require_positive
 from fedsieve.algorithms.gated import initial_log_alpha
 from fedsieve.core import gates
-from fedsieve.core.aggregation import Mean, Weighting
+from fedsieve.core.aggregation import Aggregator, ClientWeighting
 from fedsieve.core.gates import HardConcrete
 from fedsieve.core.optimizers import Moments
-from fedsieve.core.packets import PRECISIONS, Packet
-from fedsieve.core.selection import BudgetRule, Schedule
+from fedsieve.core.packets import ALLOWED_BITS, Packet
+from fedsieve.core.selection import BudgetRule, DensitySchedule
 from fedsieve.core.types import Clock, Layout, Reply
 
 ALONG_SIGNS, FROM_FEW_ROWS = 2.0, 3.0
@@ -106,28 +106,28 @@ class Server(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rules(Method):
+class Rules(BaseAlgorithm):
     """The options of sieve, and what stands in the place of those left open."""
 
     holds_everywhere: ClassVar[bool] = True
-    precisions: ClassVar[tuple[int | None, ...]] = (*PRECISIONS, None)
+    allowed_bits: ClassVar[tuple[int | None, ...]] = (*ALLOWED_BITS, None)
     shape: ClassVar[HardConcrete] = HardConcrete()
     """the gates' distribution"""
 
-    rate: float = 2.0
-    batch: int | Literal["all"] = 64
-    weights: Weighting = field(default=Weighting.SQRT, metadata={"section": "federation"})
-    server_rate: float = 1.0
+    learning_rate: float = 2.0
+    batch_size: int | Literal["all"] = 64
+    client_weighting: ClientWeighting = field(default=ClientWeighting.SQRT, metadata={"section": "federation"})
+    server_learning_rate: float = 1.0
     """the server's learning rate; along signs, while searching, twice that, three times where rows are few"""
-    memory: float | None = None
+    residual_decay: float | None = None
     """how much of what a broadcast left out stays at the server (none: .97, or .98 where rows are few or weights travel)"""
-    initial_logit_density: float = 0.5
+    initial_gate_probability: float = 0.5
     """rho_init: log_alpha starts at its logit, and the expected density falls from there (.5 opens .83 of the gates, .05 a fifth)"""
     gate_rate: float = 0.3
     """step of log_alpha along the saliency, in units of its root mean square; half of it where rows are few"""
     bits: Literal[32, 16, 8, 4] | None = None
     """precision of the values in messages (none: by rule; 4 where updates travel, but 8 in broadcasts once the support is found)"""
-    schedule: Schedule | None = None
+    density_schedule: DensitySchedule | None = None
     """how the density of messages falls to its target (none: cubic where weights travel by rule and rows fill them; else constant)"""
     uplink: Uplink | None = None
     """what clients send while searching (none: by the first round; signs of many updates, or weights where few matter)"""
@@ -141,11 +141,11 @@ class Rules(Method):
     def __post_init__(self) -> None:
         """Refuse what could find nothing."""
         super().__post_init__()
-        at_least(0, gate_rate=self.gate_rate)
-        at_least(1, reach=self.reach)
-        fraction(search=self.searched)
-        above_zero(search=self.searched)
-        initial_log_alpha(self.initial_logit_density)
+        require_at_least(0, gate_rate=self.gate_rate)
+        require_at_least(1, reach=self.reach)
+        require_fraction(search=self.searched)
+        require_positive(search=self.searched)
+        initial_log_alpha(self.initial_gate_probability)
 
     # What the first round decides
 
@@ -159,11 +159,11 @@ class Rules(Method):
 
         Nor where layers have budgets of their own: one number would not fit them all.
         """
-        return self.private is None and self.mean is Mean.WEIGHTED and self.budget is BudgetRule.GLOBAL
+        return self.privacy is None and self.aggregator is Aggregator.WEIGHTED and self.sparsity_allocation is BudgetRule.GLOBAL
 
     def decided(self, replies: Sequence[Reply], layout: Layout) -> float:
         """The width of messages by what the replies of the first round say, each counted by its rows; too few rows tell nothing."""
-        counts = examples(replies)
+        counts = num_examples(replies)
         if sum(counts) < ENOUGH_ROWS * len(counts):
             return BY_DENSITY
         told = sum(count * float(reply.packet.scalars["spread"]) for count, reply in zip(counts, replies, strict=True))
@@ -176,8 +176,8 @@ class Rules(Method):
         them. Spread less than evenly, signs tell more than weights at low densities too.
         """
         if spread < NARROW:
-            wide = max(self.first_density, self.density)
-            return wide if spread >= WIDER * self.density and rows >= FILLED * wide * layout.gated else self.density
+            wide = max(self.initial_message_density, self.density)
+            return wide if spread >= WIDER * self.density and rows >= FILLED * wide * layout.num_gated else self.density
         return 0.0 if self.density <= SPARSEST and spread < EVEN else BY_DENSITY
 
     def fitted(self, width: float, pace: float = 1.0, *, found: bool = False) -> "Rules":
@@ -197,13 +197,13 @@ class Rules(Method):
         return min(LONG_SEARCH, SHARE / self.density) if self.search is None else self.search
 
     @property
-    def turns(self) -> dict[str, float]:
+    def milestones(self) -> dict[str, float]:
         """The end of the search, beside the schedule's turns."""
-        return super().turns | {"search ends" if self.search else "search ends at the latest": self.searched}
+        return super().milestones | {"search ends" if self.search else "search ends at the latest": self.searched}
 
     def searching(self, clock: Clock) -> bool:
         """Whether the support may still change."""
-        return clock.round < self.searched * clock.rounds
+        return clock.round < self.searched * clock.num_rounds
 
     def found(self, server: Server, clock: Clock) -> bool:
         """Whether the support is found before this round: the search is over, or the support has not changed for long (H29).
@@ -211,20 +211,22 @@ class Rules(Method):
         Not where rows are few: there the noise of the gates, which ends with the search, keeps weights from fitting those rows alone.
         """
         now = self.fitted(float(server.width))
-        lasting = now.search is None and now.counts_signs and float(server.rows) >= FEW * server.layout.gated
-        return not now.searching(clock) or (lasting and clock.round - float(server.changed) > max(STILL * clock.rounds, LEAST))
+        lasting = now.search is None and now.counts_signs and float(server.rows) >= FEW * server.layout.num_gated
+        return not now.searching(clock) or (lasting and clock.round - float(server.changed) > max(STILL * clock.num_rounds, LEAST))
 
     def open_density(self, clock: Clock) -> float:
         """The mean P(z != 0) the exact dual asks for after this round: that of the start first, the density when the search ends."""
         target = self.message_density(clock)
-        free = float(gates.active_probability(self.shape, torch.tensor([initial_log_alpha(self.initial_logit_density)]))[0])
-        done = min((clock.round + 1) / (self.searched * clock.rounds), 1.0)
+        free = float(gates.active_probability(self.shape, torch.tensor([initial_log_alpha(self.initial_gate_probability)]))[0])
+        done = min((clock.round + 1) / (self.searched * clock.num_rounds), 1.0)
         return target + max(free - target, 0.0) * (1 - done**FALL)
 
     @property
     def travels(self) -> Uplink:
         """What clients send while searching."""
-        return self.uplink or (Uplink.WEIGHTS if self.density <= SPARSEST and self.budget is BudgetRule.GLOBAL else Uplink.UPDATES)
+        return self.uplink or (
+            Uplink.WEIGHTS if self.density <= SPARSEST and self.sparsity_allocation is BudgetRule.GLOBAL else Uplink.UPDATES
+        )
 
     def precision(self, *, fine: bool) -> int:
         """Bits a value; a broadcast is fine once the support is found: then rounding is the only noise there is."""
@@ -241,9 +243,9 @@ class Rules(Method):
         return self.uplink is None and self.travels is Uplink.WEIGHTS
 
     @property
-    def course(self) -> Schedule:
+    def resolved_schedule(self) -> DensitySchedule:
         """The schedule of messages: they fall where the model keeps fewest, whose first choice is little better than chance (H22)."""
-        return self.schedule or (Schedule.CUBIC if self.fewest else Schedule.CONSTANT)
+        return self.density_schedule or (DensitySchedule.CUBIC if self.fewest else DensitySchedule.CONSTANT)
 
     @property
     def counts_signs(self) -> bool:
@@ -262,19 +264,19 @@ class Rules(Method):
     @staticmethod
     def fewer_rows(server: Server, least: float) -> bool:
         """Whether rounds have had fewer rows for each weight, as far as is known."""
-        return 0 < float(server.rows) < least * server.layout.gated
+        return 0 < float(server.rows) < least * server.layout.num_gated
 
     def remembered(self, server: Server) -> float:
         """How much of what a broadcast left out stays: more where a round's rows are few, or clients send weights, each its own choice."""
         little = self.travels is Uplink.WEIGHTS or self.fewer_rows(server, FEW)
-        return self.memory if self.memory is not None else LONG_MEMORY if little else MEMORY
+        return self.residual_decay if self.residual_decay is not None else LONG_MEMORY if little else MEMORY
 
     def boldness(self, server: Server, replies: int, clock: Clock) -> float:
         """The server's rate: more along signs, less of it where few replied, as the mean of few signs is noisy (H7)."""
         if not self.searching(clock) or self.travels is Uplink.WEIGHTS:
-            return self.server_rate
+            return self.server_learning_rate
         bold = FROM_FEW_ROWS if self.fewer_rows(server, THIN) else ALONG_SIGNS
-        return self.server_rate * bold * min(replies / ENOUGH, 1.0) ** 0.5
+        return self.server_learning_rate * bold * min(replies / ENOUGH, 1.0) ** 0.5
 
     def pace(self, server: Server) -> float:
         """Steps of gates, over their rate: shorter where a round's rows are few and replies may say what messages should be."""
@@ -287,9 +289,9 @@ class Rules(Method):
         stay. A falling schedule is such a trial itself; where weights travel, clients would send those on trial too.
         """
         density = self.message_density(clock)
-        if not self.fewer_rows(server, FEW) or self.course is not Schedule.CONSTANT or self.travels is Uplink.WEIGHTS:
+        if not self.fewer_rows(server, FEW) or self.resolved_schedule is not DensitySchedule.CONSTANT or self.travels is Uplink.WEIGHTS:
             return density
-        left = max(1 - clock.round / (self.searched * clock.rounds), 0.0)
+        left = max(1 - clock.round / (self.searched * clock.num_rounds), 0.0)
         return min(density * (1 + TRIAL * left), 1.0)
 
     def ungated(self, clock: Clock) -> bool:
@@ -303,10 +305,10 @@ class Rules(Method):
     @property
     def cuts(self) -> bool:
         """Where weights travel under a falling schedule, not by density, a local step keeps only as many as a message holds (H9)."""
-        return self.uplink is Uplink.WEIGHTS and self.course is not Schedule.CONSTANT
+        return self.uplink is Uplink.WEIGHTS and self.resolved_schedule is not DensitySchedule.CONSTANT
 
     @property
-    def projects(self) -> bool:
+    def needs_all_nonzero_weights(self) -> bool:
         """Whether local steps may be cut."""
         return self.cuts or (self.uplink is None and self.trusting)
 
@@ -324,9 +326,11 @@ def _travelling(method: Rules, width: float) -> Rules:
         return method
     if width == 0:
         return replace(method, uplink=Uplink.UPDATES)
-    if method.schedule is not None:
-        return replace(method, uplink=Uplink.WEIGHTS, bits=method.bits or (FINE if method.schedule is Schedule.CONSTANT else COARSE))
+    if method.density_schedule is not None:
+        return replace(
+            method, uplink=Uplink.WEIGHTS, bits=method.bits or (FINE if method.density_schedule is DensitySchedule.CONSTANT else COARSE)
+        )
     if width <= 1.01 * method.density:  # the width was rounded on its way
-        return replace(method, uplink=Uplink.WEIGHTS, schedule=Schedule.CONSTANT, bits=method.bits or FINE)
-    end = method.searched if method.schedule_end == Rules.schedule_end else method.schedule_end
-    return replace(method, uplink=Uplink.WEIGHTS, schedule=Schedule.CUBIC, schedule_end=end, bits=method.bits or COARSE)
+        return replace(method, uplink=Uplink.WEIGHTS, density_schedule=DensitySchedule.CONSTANT, bits=method.bits or FINE)
+    end = method.searched if method.anneal_end == Rules.anneal_end else method.anneal_end
+    return replace(method, uplink=Uplink.WEIGHTS, density_schedule=DensitySchedule.CUBIC, anneal_end=end, bits=method.bits or COARSE)

@@ -8,21 +8,21 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 
-from fedsieve.data.downloads import DataError, Known, default_folder, fetch, find, verified
+from fedsieve.data.downloads import DataError, DataFile, checksum_ok, default_folder, fetch, find_file
 from fedsieve.data.federated_dataset import label_counts
-from fedsieve.data.mnist import EMNIST, MNIST
-from fedsieve.data.rcv1 import PAIRS
+from fedsieve.data.mnist import EMNIST_FILES, MNIST_FILES
+from fedsieve.data.rcv1 import TRAIN_TEST_FILES
 
-CATALOGUE: dict[str, tuple[Known, ...]] = {
+DATASET_FILES: dict[str, tuple[DataFile, ...]] = {
     "digits": (),
-    "mnist": MNIST,
-    "mnist-cnn": MNIST,
-    "emnist": EMNIST,
-    "rcv1": PAIRS[0],
+    "mnist": MNIST_FILES,
+    "mnist-cnn": MNIST_FILES,
+    "emnist": EMNIST_FILES,
+    "rcv1": TRAIN_TEST_FILES[0],
 }
-ALTERNATIVES = {"emnist": EMNIST[2:], "rcv1": PAIRS[1]}
+ALTERNATIVE_FILES = {"emnist": EMNIST_FILES[2:], "rcv1": TRAIN_TEST_FILES[1]}
 """Files that serve where the whole set is not there."""
-GENERATED = ("lr", "lg", "mc")
+GENERATED_TASKS = ("lr", "lg", "mc")
 RealTask = Literal["digits", "mnist", "mnist-cnn", "emnist", "rcv1"]
 AnyTask = Literal["lr", "lg", "mc", "digits", "mnist", "mnist-cnn", "emnist", "rcv1"]
 
@@ -35,20 +35,20 @@ def data_app() -> App:
     return app
 
 
-def state(task: str, folder: Path | None) -> str:
+def availability(task: str, folder: Path | None) -> str:
     """Whether a task's files are there."""
-    if not CATALOGUE[task]:
+    if not DATASET_FILES[task]:
         return "shipped with scikit-learn"
-    if _all_found(CATALOGUE[task], folder):
+    if _has_all_files(DATASET_FILES[task], folder):
         return "found"
-    if task in ALTERNATIVES and _all_found(ALTERNATIVES[task], folder):
+    if task in ALTERNATIVE_FILES and _has_all_files(ALTERNATIVE_FILES[task], folder):
         return "found in part: EMNIST's test file" if task == "emnist" else "found: a sample of it"
     return f"missing; fedsieve data fetch {task}"
 
 
-def _all_found(files: tuple[Known, ...], folder: Path | None) -> bool:
+def _has_all_files(files: tuple[DataFile, ...], folder: Path | None) -> bool:
     try:
-        return all(find(folder, known) for known in files)
+        return all(find_file(folder, known) for known in files)
     except DataError:
         return False
 
@@ -62,10 +62,10 @@ def list_(*, path: Path | None = None) -> int:
         folder to look in (default: FEDSIEVE_DATA, else a cache folder in your home)
     """
     table = Table("task", "data", title=f"looked for in {path or default_folder()}", title_justify="left")
-    for task in GENERATED:
+    for task in GENERATED_TASKS:
         table.add_row(task, "generated")
-    for task in CATALOGUE:
-        table.add_row(task, state(task, path))
+    for task in DATASET_FILES:
+        table.add_row(task, availability(task, path))
     Console(highlight=False).print(table)
     return 0
 
@@ -82,15 +82,15 @@ def fetch_(task: RealTask, *, path: Path | None = None) -> int:
     """
     folder = path or default_folder()
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    for known in CATALOGUE[task]:
-        if _all_found((known,), folder):
+    for known in DATASET_FILES[task]:
+        if _has_all_files((known,), folder):
             print(f"{known.name}: already there")
             continue
         with Progress(*columns, console=Console(stderr=True)) as bar:
             job = bar.add_task(known.name, total=None)
             place = fetch(known, folder, lambda done, total, job=job, bar=bar: bar.update(job, completed=done, total=total or None))
         print(f"{known.name}: {place}")
-    if not CATALOGUE[task]:
+    if not DATASET_FILES[task]:
         print(f"{task} is shipped with scikit-learn; there is nothing to fetch")
     return 0
 
@@ -107,13 +107,13 @@ def check(folder: Path) -> int:
         raise DataError(f"{folder} is not a folder")
     table = Table("file", "state", title=str(folder), title_justify="left")
     bad = found = 0
-    for known in dict.fromkeys((*MNIST, *EMNIST, *PAIRS[0], *PAIRS[1])):
+    for known in dict.fromkeys((*MNIST_FILES, *EMNIST_FILES, *TRAIN_TEST_FILES[0], *TRAIN_TEST_FILES[1])):
         try:
-            path = find(folder, known)
+            path = find_file(folder, known)
         except DataError:
             continue
         found += 1
-        good = verified(path, known) if known.sha256 else None
+        good = checksum_ok(path, known) if known.sha256 else None
         bad += good is False
         table.add_row(path.name, {True: "checksum matches", False: "DAMAGED or another file", None: "no known checksum"}[good])
     if not found:
@@ -142,14 +142,14 @@ def show(
     out
         the picture (default: TASK-clients.png)
     """
-    from fedsieve.experiments.config import Federation, Run
-    from fedsieve.experiments.simulation import Problem
+    from fedsieve.experiments.config import FederationConfig, RunConfig
+    from fedsieve.experiments.simulation import Simulation
     from fedsieve.experiments.tasks import TASKS
 
-    options = TASKS[task].options
-    data = options(path=path) if path is not None and task not in GENERATED else options()
-    run = Run(task=task, seed=seed, data=data, federation=Federation(clients=clients, alpha=alpha))
-    drawn = Problem(run).drawn
+    options = TASKS[task].data_options
+    data = options(path=path) if path is not None and task not in GENERATED_TASKS else options()
+    run = RunConfig(task=task, seed=seed, data=data, federation=FederationConfig(clients=clients, alpha=alpha))
+    drawn = Simulation(run).dataset
     counts = label_counts(drawn.y, drawn.counts)
     table = Table(title=f"{task}: {len(drawn.y)} rows on {len(drawn.counts)} clients ({run.federation.partition})", title_justify="left")
     for column in ("rows per client", "least", "median", "most", "empty clients", "labels per client (median)"):
@@ -160,7 +160,7 @@ def show(
     table.add_row(mean, str(held[0]), str(held[len(held) // 2]), str(held[-1]), str(int((drawn.counts == 0).sum())), kinds)
     place = out or Path(f"{task}-clients.png")
     try:
-        picture(task, drawn.counts, counts, place)
+        draw_partition(task, drawn.counts, counts, place)
     except OSError as problem:
         raise DataError(f"--out {place} cannot be written: {problem.strerror}") from None
     Console(highlight=False).print(table)
@@ -170,24 +170,29 @@ def show(
     return 0
 
 
-def picture(task: str, rows, counts, place: Path) -> None:  # noqa: ANN001
+def draw_partition(task: str, num_examples, labels_per_client, path: Path) -> None:  # noqa: ANN001
     """Rows per client, and below them the share of each label."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    order = (-rows).argsort(kind="stable")
+    order = (-num_examples).argsort(kind="stable")
     figure, axes = plt.subplots(
-        1 if counts is None else 2, 1, figsize=(8, 3 if counts is None else 5.5), sharex=True, squeeze=False, layout="constrained"
+        1 if labels_per_client is None else 2,
+        1,
+        figsize=(8, 3 if labels_per_client is None else 5.5),
+        sharex=True,
+        squeeze=False,
+        layout="constrained",
     )
-    axes[0, 0].bar(range(len(rows)), rows[order], width=1.0, color="#0072B2")
+    axes[0, 0].bar(range(len(num_examples)), num_examples[order], width=1.0, color="#0072B2")
     axes[0, 0].set(ylabel="rows", title=f"{task}: rows on each client")
-    if counts is not None:
-        share = counts[order] / counts[order].sum(1, keepdims=True).clip(1)
+    if labels_per_client is not None:
+        share = labels_per_client[order] / labels_per_client[order].sum(1, keepdims=True).clip(1)
         image = axes[1, 0].imshow(share.T, aspect="auto", cmap="cividis", interpolation="nearest", vmin=0)
         axes[1, 0].set(ylabel="label", title="share of each label in a client's rows")
         figure.colorbar(image, ax=axes[1, 0], label="share")
     axes[-1, 0].set_xlabel("client, largest first")
-    figure.savefig(place, dpi=130)
+    figure.savefig(path, dpi=130)
     plt.close(figure)

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Literal
 
 from cyclopts import App, CycloptsError
-from cyclopts.config import Toml
 from rich.console import Console
 
 from fedsieve import __version__
-from fedsieve.cli.welcome import welcome
+from fedsieve.cli.welcome import welcome_text
 
-ABOUT = """Federated learning that keeps only the weights that matter.
+DESCRIPTION = """Federated learning that keeps only the weights that matter.
 
 Name the density, the fraction of weights that may be non-zero; the model handed back has exactly that many.
 
@@ -27,7 +26,7 @@ COMMANDS = {
     "compare": "Train several methods on the same data and seeds; one table.",
     "reproduce": "Compute a table or figure of the paper and hold it against the paper's numbers and claims.",
 }
-PLAIN = {
+SIMPLE_COMMANDS = {
     "report": ("fedsieve.cli.report", "Write one HTML page about one or several runs."),
     "watch": ("fedsieve.cli.report", "Serve a run's page on this machine while it trains."),
     "inspect": ("fedsieve.cli.model", "What a model kept: density per layer, bytes on disk, strongest features, a picture."),
@@ -36,7 +35,7 @@ PLAIN = {
     "doctor": ("fedsieve.cli.doctor", "Versions, data and optional packages on this machine."),
 }
 """Commands with the same options whatever is typed: their home, and their help."""
-COMPLETION = """Print what makes a shell complete commands and options.
+COMPLETION_HELP = """Print what makes a shell complete commands and options.
 
 For bash: `fedsieve completion bash > ~/.local/share/bash-completion/completions/fedsieve`.
 
@@ -44,10 +43,10 @@ For zsh, write it to a file `_fedsieve` in a folder of `$fpath`; for fish to `~/
 
 Then open a new shell.
 """
-DATA = "What data there is, how it falls on clients, where to get it."
-FLOWER = "A Flower app of your own, and a federation to run it in."
-SECTIONS = ("data", "federation", "gates", "failures", "privacy", "algorithm", "checkpoint")
-DONE, FAILED, USAGE, INTERRUPTED, CLOSED = 0, 1, 2, 130, 141
+DATA_HELP = "What data there is, how it falls on clients, where to get it."
+FLOWER_HELP = "A Flower app of your own, and a federation to run it in."
+SECTIONS = ("data", "federation", "failures", "privacy", "algorithm", "checkpoint")
+EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 0, 1, 2, 130, 141
 
 
 class UsageError(ValueError):
@@ -60,59 +59,57 @@ def main(argv: list[str] | None = None) -> int:
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         if not words:
-            print(welcome())
-            return DONE
-        result = build(words)(words, exit_on_error=False, print_error=False)
+            print(welcome_text())
+            return EXIT_OK
+        result = build_app(words)(words + config_flags(words), exit_on_error=False, print_error=False)
     except KeyboardInterrupt as stopped:
         errors.print("; ".join(("interrupted; what was finished is kept", *stopped.args)), markup=False)
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     except BrokenPipeError:  # whoever read the output has gone, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return CLOSED
+        return EXIT_BROKEN_PIPE
     except CycloptsError as problem:
         errors.print(f"fedsieve: {problem}", markup=False)
-        return USAGE
+        return EXIT_USAGE
     except ValueError as problem:
         errors.print(f"fedsieve: {problem}", markup=False)
-        return USAGE
+        return EXIT_USAGE
     except RuntimeError as problem:
-        if not _foreseen(problem):
+        if not _is_expected(problem):
             raise
         errors.print(f"fedsieve: {problem}", markup=False)
-        return FAILED
-    return result if isinstance(result, int) else DONE
+        return EXIT_FAILED
+    return result if isinstance(result, int) else EXIT_OK
 
 
-def _foreseen(problem: RuntimeError) -> bool:
+def _is_expected(problem: RuntimeError) -> bool:
     return type(problem).__module__.startswith("fedsieve.")
 
 
-def build(words: list[str]) -> App:
+def build_app(argv: list[str]) -> App:
     """The application, with the options of the method that `words` name."""
     app = App(
         name="fedsieve",
-        help=ABOUT,
+        help=DESCRIPTION,
         version=__version__,
         help_format="rich",
         suppress_keyboard_interrupt=False,
         result_action="return_value",
     )
-    asked = next((word for word in words if not word.startswith("-")), None)
+    asked = next((word for word in argv if not word.startswith("-")), None)
     everything = asked == "completion"
     for name, text in COMMANDS.items():
-        app.command(_command(name, words) if everything or name == asked else _later, name=name, help=text)
-    for name, (home, text) in PLAIN.items():
-        app.command(getattr(import_module(home), name) if everything or name == asked else _later, name=name, help=text)
-    app.command(flower_app() if everything or asked == "flower" else App(name="flower", help=FLOWER))
+        app.command(_build_command(name, argv) if everything or name == asked else _placeholder, name=name, help=text)
+    for name, (home, text) in SIMPLE_COMMANDS.items():
+        app.command(getattr(import_module(home), name) if everything or name == asked else _placeholder, name=name, help=text)
+    app.command(flower_app() if everything or asked == "flower" else App(name="flower", help=FLOWER_HELP))
     if asked not in COMMANDS:  # beside a command called data, a settings file's section [data] would be dropped
-        app.command(data_app() if everything or asked == "data" else App(name="data", help=DATA))
-    app.command(_completion(app), name="completion", help=COMPLETION)
-    if asked in COMMANDS:
-        app[asked].config = tuple(Toml(path, must_exist=True, use_commands_as_keys=False) for path in settings_files(words))
+        app.command(data_app() if everything or asked == "data" else App(name="data", help=DATA_HELP))
+    app.command(_completion_command(app), name="completion", help=COMPLETION_HELP)
     return app
 
 
-def _completion(app: App) -> Callable[..., None]:
+def _completion_command(app: App) -> Callable[..., None]:
     def completion(shell: Literal["bash", "zsh", "fish"]) -> None:
         """What `completion` does.
 
@@ -140,61 +137,84 @@ def flower_app() -> App:
     return flower.flower_app()
 
 
-def _later() -> None:
+def _placeholder() -> None:
     """Stands for a command that was not asked for."""
 
 
-def _command(name: str, words: list[str]) -> Callable[..., int]:
+def _build_command(name: str, argv: list[str]) -> Callable[..., int]:
     if name == "reproduce":
         from fedsieve.cli.reproduce import reproduce
 
         return reproduce
     from fedsieve.cli import train
 
-    settings = dict(ChainMap(*settings_files(words).values()))
-    top = [peek(words, f"--{key}") or settings.get(key) for key in ("task", "method", "model")]
-    data = [peek(words, f"--data.{key}") or settings.get("data", {}).get(key) for key in ("path", "target", "client")]
-    return getattr(train, f"{name}_command")(train.Named(*top, *data))
+    settings = dict(ChainMap(*read_config_files(argv).values()))
+    top = [early_value(argv, f"--{key}") or _setting(settings, key) for key in ("task", "algorithm", "model")]
+    data = [early_value(argv, f"--data.{key}") or settings.get("data", {}).get(key) for key in ("path", "target", "client")]
+    return getattr(train, f"{name}_command")(train.EarlyArguments(*top, *data))
 
 
-def peek(words: list[str], flag: str) -> str | None:
+def early_value(argv: list[str], flag: str) -> str | None:
     """The value of a flag, before parsing: the last one given."""
     found = None
-    for i, word in enumerate(words):
-        if word == flag and i + 1 < len(words):
-            found = words[i + 1]
+    for i, word in enumerate(argv):
+        if word == flag and i + 1 < len(argv):
+            found = argv[i + 1]
         elif word.startswith(flag + "="):
             found = word.removeprefix(flag + "=")
     return found
 
 
-def settings_files(words: list[str]) -> dict[str, dict]:
+def read_config_files(argv: list[str]) -> dict[str, dict]:
     """What the settings files say, by their paths, the first one winning: --config, and that of the run to resume."""
     found = {}
-    if (path := peek(words, "--config")) is not None:
+    if (path := early_value(argv, "--config")) is not None:
         found[path] = read_toml(path, f"--config {path}")
-    if words[0] == "train" and (folder := peek(words, "--resume")) is not None:
+    if argv[0] == "train" and (folder := early_value(argv, "--resume")) is not None:
         path = str(Path(folder) / "config.toml")
         stored = read_toml(path, f"--resume {folder}, which needs the config.toml of a run,")
-        for key in ("task", "method", "model"):  # they decide which options there are
-            asked = peek(words, f"--{key}") or next((file[key] for file in found.values() if key in file), None)
-            if asked not in (None, stored.get(key)):
-                raise UsageError(f"--resume {folder}: a resumed run keeps its settings: {key} was {stored.get(key)}, is {asked}")
+        for key in ("task", "algorithm", "model"):  # they decide which options there are
+            asked = early_value(argv, f"--{key}") or next(
+                (_setting(file, key) for file in found.values() if _setting(file, key) is not None), None
+            )
+            if asked not in (None, _setting(stored, key)):
+                raise UsageError(f"--resume {folder}: a resumed run keeps its settings: {key} was {_setting(stored, key)}, is {asked}")
         found[path] = stored
     return found
 
 
-def read_toml(path: str, said: str) -> dict:
+def config_flags(argv: list[str]) -> list[str]:
+    """The settings of the config files as flags, without those on the command line: flags win over files."""
+    if argv[0] not in COMMANDS:
+        return []
+    given = {word.partition("=")[0] for word in argv}
+    flags: dict[str, str] = {}
+    for settings in read_config_files(argv).values():
+        for key, value in settings.items():
+            nested = value.items() if isinstance(value, dict) else ((None, value),)
+            for option, content in nested:
+                flag = f"--{key}" if option is None else "--algorithm" if (key, option) == ("algorithm", "name") else f"--{key}.{option}"
+                if flag not in given and content is not False:
+                    flags.setdefault(flag, flag if content is True else f"{flag}={content}")
+    return list(flags.values())
+
+
+def _setting(settings: dict, key: str) -> str | None:
+    """A top-level setting; the name of the algorithm is in its section."""
+    return settings.get("algorithm", {}).get("name") if key == "algorithm" else settings.get(key)
+
+
+def read_toml(path: str, description: str) -> dict:
     """The settings in a file, or one line about what is wrong with it."""
     try:
         settings = tomllib.loads(Path(path).read_text())
     except OSError as problem:
-        raise UsageError(f"{said} cannot be read: {problem.strerror}") from None
+        raise UsageError(f"{description} cannot be read: {problem.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise UsageError(f"{said} is not TOML: {problem}") from None
+        raise UsageError(f"{description} is not TOML: {problem}") from None
     for key, value in settings.items():
         if isinstance(value, dict) != (key in SECTIONS):
-            raise UsageError(f"{said}: {key} must be {'a section' if key in SECTIONS else 'a plain value'}; got {value!r}")
+            raise UsageError(f"{description}: {key} must be {'a section' if key in SECTIONS else 'a plain value'}; got {value!r}")
         if isinstance(value, list):
-            raise UsageError(f"{said}: {key} takes one value; got {value!r}")
+            raise UsageError(f"{description}: {key} takes one value; got {value!r}")
     return settings

@@ -10,23 +10,23 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fedsieve.cli.options import Flag
-from fedsieve.formatting import number, size
+from fedsieve.cli.options import Switch
+from fedsieve.formatting import format_bytes, format_number
 from fedsieve.models import predict as prediction
 from fedsieve.models import sparse_model
-from fedsieve.models.sparse_model import Model, ModelError
+from fedsieve.models.sparse_model import ModelError, SparseModel
 from fedsieve.objectives.losses import Loss
-from fedsieve.report.html.elements import Table as Data
-from fedsieve.report.html.supports import strongest_features, strongest_weights, table_of_layers
+from fedsieve.report.html.elements import TableData as Data
+from fedsieve.report.html.supports import layer_table, strongest_features, strongest_weights
 from fedsieve.storage import run_directory
 
 if TYPE_CHECKING:
-    from fedsieve.models.export import Rows, Verified
+    from fedsieve.models.export import Examples, VerificationResult
 
 FormatName = Literal["safetensors", "npz", "onnx", "torch"]
-CHECKED_ROWS = 1000
-TOP = 10
-MEANING = {
+NUM_CHECKED_EXAMPLES = 1000
+DEFAULT_TOP = 10
+LOSS_DESCRIPTION = {
     Loss.SQUARED: "predicts a number",
     Loss.LOGISTIC: "tells two classes apart",
     Loss.SOFTMAX: "tells classes apart",
@@ -34,7 +34,9 @@ MEANING = {
 }
 
 
-def export(run: Path, /, *, format: FormatName = "safetensors", verify: Flag = False, out: Path | None = None, json: Flag = False) -> int:
+def export(
+    run: Path, /, *, format: FormatName = "safetensors", verify: Switch = False, out: Path | None = None, json: Switch = False
+) -> int:
     """Write a run's model as a file that other programs read.
 
     Parameters
@@ -53,54 +55,56 @@ def export(run: Path, /, *, format: FormatName = "safetensors", verify: Flag = F
     from fedsieve.models import export as exports
 
     chosen = exports.Format(format)
-    given = sparse_model.read(run)
-    place = out or sparse_model.locate(run).with_suffix(exports.SUFFIX[chosen])
+    given = sparse_model.read_model(run)
+    place = out or sparse_model.find_model_file(run).with_suffix(exports.SUFFIXES[chosen])
     if place.is_dir():
         raise ModelError(f"--out {place} is a folder; name a file")
     content = exports.export(given, chosen)
     try:
-        run_directory.replace(place, content)
+        run_directory.atomic_write(place, content)
     except OSError as problem:
         raise ModelError(f"cannot write {place}: {problem.strerror}; choose another file with --out") from None
-    found = checked(run, given, place, format) if verify else None
+    found = verify_export(run, given, place, format) if verify else None
     if json:
         told = {"file": str(place), "format": format, "bytes": len(content), "verified": None if found is None else found[0]._asdict()}
         print(json_text.dumps(told))
         return 0
-    print(f"{place}: {size(len(content))}, {given.kept} of {given.size - given.free} weights")
+    print(f"{place}: {format_bytes(len(content))}, {given.num_nonzero} of {given.size - given.num_ungated} weights")
     if found is not None:
         same, rows = found
-        print(f"verified in {same.runtime}: {same.rows} {rows}, largest difference {same.difference:.1g} in outputs up to {same.scale:.3g}")
+        print(
+            f"verified in {same.runtime}: {same.num_examples} {rows}, largest difference {same.max_difference:.1g} in outputs up to {same.max_output:.3g}"
+        )
     return 0
 
 
-def checked(run: Path, given: Model, place: Path, format: FormatName) -> "tuple[Verified, str]":
+def verify_export(run: Path, model: SparseModel, path: Path, format: FormatName) -> "tuple[VerificationResult, str]":
     """The file's predictions held against the run's own on its test rows; on made-up rows where these are not here."""
     from fedsieve.models import export as exports
 
     if (run / run_directory.CONFIG).is_file() and "task" in tomllib.loads((run / run_directory.CONFIG).read_text()):
-        x, expected = on_test_rows(run, given)
+        x, expected = test_predictions(run, model)
         rows = "test rows"
     else:
-        x = np.random.default_rng(0).standard_normal((CHECKED_ROWS, *given.card.row)).astype(np.float32)
-        expected, rows = exports.predict(given, x), "made-up rows"
-    return exports.verify(place, exports.Format(format), given, x, expected), rows
+        x = np.random.default_rng(0).standard_normal((NUM_CHECKED_EXAMPLES, *model.metadata.input_shape)).astype(np.float32)
+        expected, rows = exports.predict(model, x), "made-up rows"
+    return exports.verify(path, exports.Format(format), model, x, expected), rows
 
 
-def on_test_rows(folder: Path, given: Model) -> "tuple[Rows, np.ndarray]":
+def test_predictions(folder: Path, model: SparseModel) -> "tuple[Examples, np.ndarray]":
     """Some test rows of a run, and what its own objective says of them."""
     import torch
 
-    from fedsieve.experiments.config_io import restore
-    from fedsieve.experiments.simulation import Problem
+    from fedsieve.experiments.config_io import load_config
+    from fedsieve.experiments.simulation import Simulation
 
-    run = restore(folder)
-    x = Problem(run).drawn.test_x[:CHECKED_ROWS].astype(np.float32)
+    run = load_config(folder)
+    x = Simulation(run).dataset.test_x[:NUM_CHECKED_EXAMPLES].astype(np.float32)
     rows = torch.from_numpy(x) if isinstance(x, np.ndarray) else x
-    return x, run.objective.predict(torch.from_numpy(given.dense()), rows).numpy()
+    return x, run.objective.predict(torch.from_numpy(model.to_dense()), rows).numpy()
 
 
-def predict(model: Path, data: Path, /, *, target: str | None = None, probabilities: Flag = False, out: Path | None = None) -> int:
+def predict(model: Path, data: Path, /, *, target: str | None = None, probabilities: Switch = False, out: Path | None = None) -> int:
     """Predict every row of a file; comma-separated values with a header, to the terminal or a file.
 
     Parameters
@@ -116,25 +120,25 @@ def predict(model: Path, data: Path, /, *, target: str | None = None, probabilit
     out
         the file to write (default: standard output)
     """
-    card, outputs, rows = prediction.predicted(model, data, target)
-    if rows.unread:
-        print(f"note: not read: {', '.join(rows.unread[:8])}{' ...' if len(rows.unread) > 8 else ''}", file=sys.stderr)
+    card, outputs, rows = prediction.predict_file(model, data, target)
+    if rows.ignored_columns:
+        print(f"note: not read: {', '.join(rows.ignored_columns[:8])}{' ...' if len(rows.ignored_columns) > 8 else ''}", file=sys.stderr)
     if out is None:
-        prediction.write(sys.stdout, card, outputs, probabilities=probabilities)
+        prediction.write_predictions(sys.stdout, card, outputs, probabilities=probabilities)
     else:
         try:
             with out.open("w", newline="") as file:
-                prediction.write(file, card, outputs, probabilities=probabilities)
+                prediction.write_predictions(file, card, outputs, probabilities=probabilities)
         except OSError as problem:
             raise ModelError(f"cannot write {out}: {problem.strerror}; choose another file with --out") from None
         print(f"{len(outputs)} predictions in {out}", file=sys.stderr)
     if rows.y is not None:
-        scores = prediction.score(card, outputs, rows.y)
-        print(", ".join(f"{name} {number(value)}" for name, value in scores.items()) + f" on {len(outputs)} rows", file=sys.stderr)
+        scores = prediction.score_predictions(card, outputs, rows.y)
+        print(", ".join(f"{name} {format_number(value)}" for name, value in scores.items()) + f" on {len(outputs)} rows", file=sys.stderr)
     return 0
 
 
-def inspect(run: Path, /, *, top: int = TOP, out: Path | None = None, json: Flag = False) -> int:
+def inspect(run: Path, /, *, top: int = DEFAULT_TOP, out: Path | None = None, json: Switch = False) -> int:
     """What a model kept: density per layer, bytes on disk, its strongest features, and a picture.
 
     Parameters
@@ -148,79 +152,82 @@ def inspect(run: Path, /, *, top: int = TOP, out: Path | None = None, json: Flag
     json
         everything as one JSON object on the last line, and no picture unless --out is given
     """
-    path, given = sparse_model.locate(run), sparse_model.read(run)
+    path, given = sparse_model.find_model_file(run), sparse_model.read_model(run)
     if top < 1:
         raise ModelError(f"--top must be at least 1; got {top}")
-    layers = table_of_layers({"layers": given.layers}, given.index, given.value)
-    if given.card.build is None:
+    layers = layer_table({"layers": given.layers}, given.indices, given.values)
+    if given.metadata.factory is None:
         strong = strongest_features(given, top)
     else:
-        strong = strongest_weights({"layers": given.layers}, given.index, given.value, top)
+        strong = strongest_weights({"layers": given.layers}, given.indices, given.values, top)
     place = out or (None if json else path.with_suffix(".png"))
     if place is not None:
         draw(given, place)
     if json:
         print(
-            json_text.dumps(facts(path, given) | {"layers": rows_of(layers), "strongest": rows_of(strong), "picture": place and str(place)})
+            json_text.dumps(
+                model_facts(path, given)
+                | {"layers": table_records(layers), "strongest": table_records(strong), "picture": place and str(place)}
+            )
         )
         return 0
-    show(path, given, layers, strong)
+    print_model(path, given, layers, strong)
     print(f"picture in {place}")
     return 0
 
 
-def facts(path: Path, given: Model) -> dict[str, Any]:
+def model_facts(path: Path, model: SparseModel) -> dict[str, Any]:
     """A model in numbers."""
     return {
         "file": str(path),
-        "task": given.card.task,
-        "method": given.card.method,
-        "model": given.card.build or "linear",
-        "loss": given.card.loss.value,
-        "row": list(given.card.row),
-        "classes": None if given.card.classes is None else len(given.card.classes),
-        "size": given.size - given.free,
-        "nonzero": given.kept,
-        "density": given.density,
-        "free": given.free,
+        "task": model.metadata.task,
+        "algorithm": model.metadata.algorithm,
+        "model": model.metadata.factory or "linear",
+        "loss": model.metadata.loss.value,
+        "input_shape": list(model.metadata.input_shape),
+        "classes": None if model.metadata.classes is None else len(model.metadata.classes),
+        "size": model.size - model.num_ungated,
+        "nonzero": model.num_nonzero,
+        "density": model.density,
+        "num_ungated": model.num_ungated,
         "bytes": path.stat().st_size,
-        "bytes_dense": 4 * given.size,
+        "bytes_dense": 4 * model.size,
     }
 
 
-def rows_of(data: Data) -> list[dict[str, Any]]:
+def table_records(data: Data) -> list[dict[str, Any]]:
     """A report's table as JSON objects."""
     return [dict(zip(data.columns, row, strict=True)) for row in data.rows]
 
 
-def show(path: Path, given: Model, layers: Data, strong: Data) -> None:
+def print_model(path: Path, model: SparseModel, layers: Data, strongest: Data) -> None:
     """Tables for people."""
-    card, told = given.card, facts(path, given)
+    card, told = model.metadata, model_facts(path, model)
     console = Console(highlight=False)
-    table = Table(title=f"{card.method} on {card.task}", show_header=False, title_justify="left")
+    table = Table(title=f"{card.algorithm} on {card.task}", show_header=False, title_justify="left")
     classes = "" if card.classes is None else f": {', '.join(card.classes[:6])}{' ...' if len(card.classes) > 6 else ''}"
-    table.add_row("model", f"{told['model']}, {MEANING[card.loss]}{classes}")
-    table.add_row("reads rows of", f"{' x '.join(map(str, card.row))} numbers")
-    table.add_row("weights kept", f"{given.kept} of {told['size']} (density {given.density:.4g})")
-    if given.free:
-        table.add_row("outside the density", f"{given.free} (intercepts, or parameters without a gate)")
-    table.add_row("file", f"{size(told['bytes'])}; every weight in four bytes is {size(told['bytes_dense'])}")
+    table.add_row("model", f"{told['model']}, {LOSS_DESCRIPTION[card.loss]}{classes}")
+    table.add_row("reads rows of", f"{' x '.join(map(str, card.input_shape))} numbers")
+    table.add_row("weights kept", f"{model.num_nonzero} of {told['size']} (density {model.density:.4g})")
+    if model.num_ungated:
+        table.add_row("outside the density", f"{model.num_ungated} (intercepts, or parameters without a gate)")
+    table.add_row("file", f"{format_bytes(told['bytes'])}; every weight in four bytes is {format_bytes(told['bytes_dense'])}")
     console.print(table)
-    for data in (layers, strong):
+    for data in (layers, strongest):
         console.print(f"\n{data.caption}")
         drawn = Table()
         for name, cell in zip(data.columns, data.rows[0], strict=True):
             drawn.add_column(name, justify="left" if isinstance(cell, str) else "right")
         for row in data.rows:
-            drawn.add_row(*(number(cell) if isinstance(cell, float) else "" if cell is None else str(cell) for cell in row))
+            drawn.add_row(*(format_number(cell) if isinstance(cell, float) else "" if cell is None else str(cell) for cell in row))
         console.print(drawn)
 
 
-def draw(given: Model, place: Path) -> None:
+def draw(model: SparseModel, path: Path) -> None:
     """The picture, or one line about why not."""
-    from fedsieve.report.figures.model import portrait
+    from fedsieve.report.figures.model import draw_model
 
     try:
-        portrait(given, place)
+        draw_model(model, path)
     except (OSError, ValueError) as problem:
-        raise ModelError(f"--out {place} cannot be written: {problem}; name a .png, .pdf or .svg file") from None
+        raise ModelError(f"--out {path} cannot be written: {problem}; name a .png, .pdf or .svg file") from None

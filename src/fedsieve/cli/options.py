@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_type_hints
 from cyclopts import Group, Parameter
 
 
-def whole(_: Any, tokens: Sequence[Any]) -> int:
+def parse_integer(_: Any, tokens: Sequence[Any]) -> int:
     """A whole number, refused rather than rounded."""
     text = tokens[0].value
     try:
@@ -19,8 +19,8 @@ def whole(_: Any, tokens: Sequence[Any]) -> int:
         raise ValueError(f"{tokens[0].keyword or 'a setting'} takes a whole number; got {text}") from None
 
 
-Whole = Annotated[int, Parameter(converter=whole)]
-Flag = Annotated[bool, Parameter(negative="", show_default=False)]
+Integer = Annotated[int, Parameter(converter=parse_integer)]
+Switch = Annotated[bool, Parameter(negative="", show_default=False)]
 """Given or not given; without a form that takes it back."""
 
 
@@ -37,41 +37,48 @@ def field_help(cls: type) -> dict[str, str]:
     return texts
 
 
-def visible(cls: type) -> list[Field]:
+def user_fields(cls: type) -> list[Field]:
     """The fields a user sets in this class's own section."""
-    return [f for f in fields(cls) if f.init and "section" not in f.metadata and f.name not in getattr(cls, "unused", ())]
+    return [f for f in fields(cls) if f.init and "section" not in f.metadata and f.name not in getattr(cls, "unsupported_options", ())]
 
 
-def section(
+def option_class(
     cls: type,
     name: str,
     *,
     optional: bool = False,
     defaults: Mapping[str, Any] | None = None,
-    kinds: Mapping[str, Any] | None = None,
-    without: Collection[str] = (),
+    type_overrides: Mapping[str, Any] | None = None,
+    exclude: Collection[str] = (),
     group: Group | None = None,
+    prefix: str | None = None,
+    flags: Mapping[str, tuple[str, ...]] | None = None,
 ) -> type:
     """A dataclass for the parser with the visible fields of `cls`, some left out.
 
     `optional` makes every default None, `defaults` replaces some, `kinds` replaces what some may hold; `group` is their panel in the help.
     """
-    hints, texts = get_type_hints(cls) | dict(kinds or {}), field_help(cls)
+    hints, texts = get_type_hints(cls) | dict(type_overrides or {}), field_help(cls)
     made: list[tuple[str, Any, Any]] = []
-    for f in visible(cls):
-        if f.name in without:
+    for f in user_fields(cls):
+        if f.name in exclude:
             continue
         kind = hints[f.name] | None if optional else hints[f.name]
         default = None if optional else (defaults or {}).get(f.name, f.default)
         assert default is not MISSING, f"{cls.__name__}.{f.name} needs a default that works"
-        converter = whole if hints[f.name] in (int, int | None) else None
-        panel = {} if group is None else {"group": group}
-        made.append((f.name, Annotated[kind, Parameter(help=texts.get(f.name, ""), converter=converter, **panel)], field(default=default)))
+        converter = parse_integer if hints[f.name] in (int, int | None) else None
+        extra: dict[str, Any] = {} if group is None else {"group": group}
+        if prefix is not None:
+            extra["name"] = f"--{prefix}.{f.name.replace('_', '-')}"
+        elif f.name in (flags or {}):
+            extra["name"] = (flags or {})[f.name]
+        parameter = Parameter(help=texts.get(f.name, ""), converter=converter, **extra)
+        made.append((f.name, Annotated[kind, parameter], field(default=default)))
     # Without a module of its own the parser takes the class for one of Python's and does not look inside.
     return make_dataclass(name, made, kw_only=True, frozen=True, namespace={"__module__": __name__})
 
 
-def typed(parsed: Any, *, optional: bool = False) -> dict[str, Any]:
+def to_kwargs(parsed: Any, *, optional: bool = False) -> dict[str, Any]:
     """The parsed section as keyword arguments; None stands for "not typed" in an optional one."""
     values = {f.name: getattr(parsed, f.name) for f in fields(parsed)}
     return {name: value for name, value in values.items() if value is not None} if optional else values

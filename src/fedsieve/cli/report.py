@@ -3,16 +3,16 @@
 import webbrowser
 from pathlib import Path
 
-from fedsieve.cli.options import Flag, Whole
+from fedsieve.cli.options import Integer, Switch
 from fedsieve.report.html import page
 from fedsieve.report.html.live_server import serve
-from fedsieve.report.html.run_record import is_run
+from fedsieve.report.html.run_record import is_run_directory
 from fedsieve.storage import run_directory
 
-HOME = Path("runs")
+RUNS_DIR = Path("runs")
 
 
-def report(*folders: Path, open: Flag = False, out: Path | None = None) -> int:
+def report(*folders: Path, open: Switch = False, out: Path | None = None) -> int:
     """Write one self-contained HTML page about runs or studies.
 
     Parameters
@@ -24,18 +24,18 @@ def report(*folders: Path, open: Flag = False, out: Path | None = None) -> int:
     out
         the file (default: report.html in the folder, or here for several folders)
     """
-    chosen = list(folders) or [newest()]
+    chosen = list(folders) or [latest_run_directory()]
     place = out or (chosen[0] if len(chosen) == 1 else Path()) / run_directory.REPORT
     if place.is_dir():
-        raise run_directory.FolderError(f"--out {place} is a folder; name a file")
-    page.write(chosen, place)
+        raise run_directory.RunDirectoryError(f"--out {place} is a folder; name a file")
+    page.write_report(chosen, place)
     print(f"report in {place}")
     if open and not webbrowser.open(place.resolve().as_uri()):
         print("no browser was found; open the file yourself")
     return 0
 
 
-def watch(folder: Path, *, port: Whole = 8765) -> int:
+def watch(folder: Path, *, port: Integer = 8765) -> int:
     """Serve a run's page on this machine while it trains; it follows every round.
 
     Parameters
@@ -49,9 +49,13 @@ def watch(folder: Path, *, port: Whole = 8765) -> int:
     return 0
 
 
-def newest() -> Path:
+def latest_run_directory() -> Path:
     """The folder in runs/ that was written to last."""
-    found = [path for path in HOME.glob("*") if is_run(path) or any(is_run(inner) for inner in path.glob("*"))] if HOME.is_dir() else []
+    found = (
+        [path for path in RUNS_DIR.glob("*") if is_run_directory(path) or any(is_run_directory(inner) for inner in path.glob("*"))]
+        if RUNS_DIR.is_dir()
+        else []
+    )
     if not found:
-        raise run_directory.FolderError("there is no run in runs/; name the folder of one")
+        raise run_directory.RunDirectoryError("there is no run in runs/; name the folder of one")
     return max(found, key=lambda path: path.stat().st_mtime)

@@ -7,25 +7,25 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from fedsieve.cli.options import Flag, Whole
+from fedsieve.cli.options import Integer, Switch
 from fedsieve.report import claims, tables
-from fedsieve.report.claims import NOT_JUDGED, Verdict
-from fedsieve.storage.run_directory import REPORT, FolderError, replace
+from fedsieve.report.claims import NOT_EVALUATED, Verdict
+from fedsieve.storage.run_directory import REPORT, RunDirectoryError, atomic_write
 from fedsieve.studies import results
-from fedsieve.studies.catalog import PAPER, STUDIES
+from fedsieve.studies.catalog import PAPER_STUDIES, STUDIES
 from fedsieve.studies.scale import SCALES, ScaleName
 
 StudyName = Literal["list", "all", *STUDIES]
-TABLE, NUMBERS, VERDICTS, VERDICTS_JSON = "table.md", "table.csv", "claims.md", "claims.json"
+TABLE_FILE, TABLE_CSV_FILE, VERDICTS_FILE, VERDICTS_JSON_FILE = "table.md", "table.csv", "claims.md", "claims.json"
 
 
 def reproduce(
     study: StudyName,
     *,
     scale: ScaleName = ScaleName.SHORT,
-    jobs: Whole = 1,
+    jobs: Integer = 1,
     out: Path | None = None,
-    quiet: Flag = False,
+    quiet: Switch = False,
 ) -> int:
     """Compute a table or figure of the paper and hold it against the paper's numbers and claims.
 
@@ -45,39 +45,39 @@ def reproduce(
         no progress and no tables
     """
     if study == "list":
-        show_list()
+        print_studies()
         return 0
     from fedsieve.report.html import page
 
     console = Console(highlight=False, quiet=quiet, soft_wrap=False)
-    names = list(PAPER) if study == "all" else [study]
+    names = list(PAPER_STUDIES) if study == "all" else [study]
     top = Path("reports") if out is None else out
     folders = {name: top / name if study == "all" or out is None else out for name in names}
     lost = 0
     for name, folder in folders.items():
         lost += compute(name, folder, scale, jobs, quiet=quiet)
         write_report(folder, console)
-        page.write([folder], folder / REPORT)
+        page.write_report([folder], folder / REPORT)
     if study == "all":
-        page.write([top], top / REPORT)
-        verdicts = claims.judge({name: results.read(folder) for name, folder in folders.items()})
+        page.write_report([top], top / REPORT)
+        verdicts = claims.evaluate_claims({name: results.read_rows(folder) for name, folder in folders.items()})
         write_verdicts(top, verdicts, scale, console)
     return 1 if lost else 0
 
 
 def compute(name: str, folder: Path, scale: ScaleName, jobs: int, *, quiet: bool) -> int:
     """The rows of a study; how many runs failed, apart from those that diverged."""
-    from fedsieve.studies.registry import BUILDERS, TUNED
-    from fedsieve.studies.runner import compute as compute_study
+    from fedsieve.studies.registry import BUILDERS, TUNED_STUDIES
+    from fedsieve.studies.runner import compute_study as compute_study
 
-    if name in TUNED:
-        trials, choose, build = TUNED[name]
-        chosen = choose(compute_study(trials(SCALES[scale]), folder / "tuning", jobs=jobs, quiet=quiet))
-        replace(folder / "tuning" / "chosen.json", json.dumps(chosen, indent=1).encode())
+    if name in TUNED_STUDIES:
+        trials, choose, build = TUNED_STUDIES[name]
+        chosen = choose(compute_study(trials(SCALES[scale]), folder / "tuning", num_processes=jobs, quiet=quiet))
+        atomic_write(folder / "tuning" / "chosen.json", json.dumps(chosen, indent=1).encode())
         study = build(SCALES[scale], chosen)
     else:
         study = BUILDERS[name](SCALES[scale])
-    rows = compute_study(study, folder, jobs=jobs, quiet=quiet)
+    rows = compute_study(study, folder, num_processes=jobs, quiet=quiet)
     return sum(row["state"] == results.FAILED for row in rows)
 
 
@@ -85,35 +85,35 @@ def write_report(folder: Path, console: Console) -> None:
     """Table, figures and verdicts of the study in a folder, from its stored rows."""
     from fedsieve.report.figures import paper
 
-    plan, rows = results.read_plan(folder), results.read(folder)
-    table = tables.study_table(plan["name"], plan["about"], plan["scale"], rows)
+    plan, rows = results.read_plan(folder), results.read_rows(folder)
+    table = tables.study_table(plan["name"], plan["description"], plan["scale"], rows)
     try:
-        replace(folder / TABLE, table.markdown().encode())
-        replace(folder / NUMBERS, table.csv().encode())
+        atomic_write(folder / TABLE_FILE, table.to_markdown().encode())
+        atomic_write(folder / TABLE_CSV_FILE, table.to_csv().encode())
         drawn = paper.draw(plan["name"], rows, folder, table)
     except OSError as problem:
-        raise FolderError(f"cannot write the report into {folder}: {problem.strerror}; choose another folder with --out") from None
-    console.print(table.rich(console.width))
-    console.print(f"table in {folder / TABLE}" + "".join(f", figure in {path}" for path in drawn), soft_wrap=True)
-    write_verdicts(folder, claims.judge({plan["name"]: rows}), plan["scale"], console)
+        raise RunDirectoryError(f"cannot write the report into {folder}: {problem.strerror}; choose another folder with --out") from None
+    console.print(table.to_rich(console.width))
+    console.print(f"table in {folder / TABLE_FILE}" + "".join(f", figure in {path}" for path in drawn), soft_wrap=True)
+    write_verdicts(folder, claims.evaluate_claims({plan["name"]: rows}), plan["scale"], console)
 
 
 def write_verdicts(folder: Path, verdicts: list[Verdict], scale: str, console: Console) -> None:
     """The claims that these rows can judge."""
     title = "# The paper's claims, from the rows stored here" + (", which mean nothing at scale smoke" if scale == ScaleName.SMOKE else "")
-    judged = [verdict for verdict in verdicts if verdict.verdict != NOT_JUDGED]
+    judged = [verdict for verdict in verdicts if verdict.verdict != NOT_EVALUATED]
     if not judged:
         return
-    replace(folder / VERDICTS, "\n".join([title, "", *(v.markdown() for v in judged)]).encode())
+    atomic_write(folder / VERDICTS_FILE, "\n".join([title, "", *(v.to_markdown() for v in judged)]).encode())
     plain = [{**v._asdict(), "checks": [check._asdict() for check in v.checks]} for v in judged]
-    replace(folder / VERDICTS_JSON, json.dumps(plain, indent=1).encode())
+    atomic_write(folder / VERDICTS_JSON_FILE, json.dumps(plain, indent=1).encode())
     for v in judged:
         console.print(
             f"{'scale smoke, ' if scale == ScaleName.SMOKE else ''}claim {v.number}, {v.claim}: {v.verdict}", soft_wrap=True, markup=False
         )
 
 
-def show_list() -> None:
+def print_studies() -> None:
     """What can be computed."""
     table = RichTable("study", "what it shows", title="fedsieve reproduce STUDY", title_justify="left")
     for name, about in STUDIES.items():

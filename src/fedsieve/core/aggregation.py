@@ -7,12 +7,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from fedsieve.core.packets import HALVED, Part, Values
-from fedsieve.core.selection import exact_floor
-from fedsieve.kernels import at, passes_over
+from fedsieve.core.packets import MIDPOINT_CODINGS, QuantizedField, SparseVector
+from fedsieve.core.selection import floor_of_decimal
+from fedsieve.kernels import addresses, for_tensors
 
 
-class Weighting(StrEnum):
+class ClientWeighting(StrEnum):
     """How much each client of the cohort counts (decision D1); the weights of a cohort add up to one."""
 
     EXAMPLES = "examples"
@@ -25,7 +25,7 @@ class Weighting(StrEnum):
     """n_k for the Frechet mean of directions, norms averaged apart (decision D6)"""
 
 
-class Mean(StrEnum):
+class Aggregator(StrEnum):
     """What stands in the middle of a cohort's replies (docs/theory.md); all but the first are robust and act on differences."""
 
     WEIGHTED = "weighted"
@@ -36,17 +36,17 @@ class Mean(StrEnum):
     """the weighted mean of each coordinate without its two ends"""
     KRUM = "krum"
     """the weighted mean of the clients with the nearest neighbours (multi-Krum)"""
-    GEOMETRIC = "geometric"
+    GEOMETRIC_MEDIAN = "geometric-median-median"
     """the point with the least weighted distance to all replies (geometric median)"""
 
 
 @lru_cache(maxsize=16)
-def cohort_weights(
-    counts: tuple[float, ...], kind: Weighting, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+def client_weights(
+    num_examples: tuple[float, ...], weighting: ClientWeighting, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> Float[Tensor, " k"]:
     """w_k over the cohort that replied, given n_k; the same in every exchange of a round."""
-    examples = torch.tensor(counts, dtype=dtype, device=device)
-    raw = {Weighting.SQRT: torch.sqrt, Weighting.UNIFORM: torch.ones_like}.get(kind, torch.clone)(examples)
+    examples = torch.tensor(num_examples, dtype=dtype, device=device)
+    raw = {ClientWeighting.SQRT: torch.sqrt, ClientWeighting.UNIFORM: torch.ones_like}.get(weighting, torch.clone)(examples)
     return raw / raw.sum()
 
 
@@ -55,31 +55,31 @@ def mean(vectors: Float[Tensor, "k n"], weights: Float[Tensor, " k"]) -> Float[T
     return (vectors * weights[:, None]).sum(0)
 
 
-def dense_mean(values: Values, weights: Float[Tensor, " k"]) -> Float[Tensor, " n"]:
+def quantized_mean(field: QuantizedField, weights: Float[Tensor, " k"]) -> Float[Tensor, " n"]:
     """sum_k w_k v_k of what a dense stack decodes to."""
-    codes, scale, size = values.codes, values.scale, values.codes.shape[-1]
+    codes, scale, size = field.codes, field.scale, field.codes.shape[-1]
     whole = scale is not None and codes.dtype is torch.int8 and codes.is_contiguous()
-    if whole and (fast := passes_over(weights, scale, size=size)):
+    if whole and (fast := for_tensors(weights, scale, size=size)):
         found = weights.new_empty(size)
-        fast.level_mean(*at(codes, scale, weights, found), len(codes), size, 0.5 if values.coding in HALVED else 0.0)
+        fast.mean_of_levels(*addresses(codes, scale, weights, found), len(codes), size, 0.5 if field.coding in MIDPOINT_CODINGS else 0.0)
         return found
-    return mean(values.decode(weights.dtype), weights)
+    return mean(field.decode(weights.dtype), weights)
 
 
-def sparse_mean(part: Part, weights: Float[Tensor, " k"], size: int) -> Float[Tensor, " n"]:
+def sparse_mean(stack: SparseVector, weights: Float[Tensor, " k"], size: int) -> Float[Tensor, " n"]:
     """sum_k w_k v_k of a stack that speaks of a few coordinates each: client after client, in every engine."""
-    if part.support is None:
-        return mean(part.values, weights)
-    values, rest = part.values, 0.0
-    if part.elsewhere is not None:
-        values, rest = values - part.elsewhere[:, None], (weights * part.elsewhere).sum()
+    if stack.indices is None:
+        return mean(stack.values, weights)
+    values, rest = stack.values, 0.0
+    if stack.default is not None:
+        values, rest = values - stack.default[:, None], (weights * stack.default).sum()
     total = values.new_empty(size).fill_(rest)
-    for places, addend in zip(part.support, values * weights[:, None], strict=True):
+    for places, addend in zip(stack.indices, values * weights[:, None], strict=True):
         total.index_add_(0, places, addend)
     return total
 
 
-def riemannian_mean(vectors: Float[Tensor, "k n"], weights: Float[Tensor, " k"], iterations: int = 10) -> Float[Tensor, " n"]:
+def riemannian_mean(vectors: Float[Tensor, "k n"], weights: Float[Tensor, " k"], num_iterations: int = 10) -> Float[Tensor, " n"]:
     """Norms averaged plainly, directions by the weighted Frechet mean on the sphere (our reading of one clause, L170, decision D6).
 
     Karcher's iteration: average the log maps at the current point, walk along the geodesic. Zero vectors have no direction and no say.
@@ -88,68 +88,68 @@ def riemannian_mean(vectors: Float[Tensor, "k n"], weights: Float[Tensor, " k"],
     tiny = torch.finfo(vectors.dtype).tiny
     directions = vectors / norms.clamp_min(tiny)[:, None]
     say = weights * (norms > 0)
-    point = _unit(mean(directions, say), tiny)
-    for _ in range(iterations):
+    point = _normalize(mean(directions, say), tiny)
+    for _ in range(num_iterations):
         cosine = (directions * point).sum(-1).clamp(-1, 1)
         tangent = directions - cosine[:, None] * point
         length = torch.linalg.vector_norm(tangent, dim=-1)
         angle = torch.atan2(length, cosine)
         step = mean(tangent / length.clamp_min(tiny)[:, None], say * angle)
         size = torch.linalg.vector_norm(step)
-        point = _unit(torch.cos(size) * point + torch.sin(size) * step / size.clamp_min(tiny), tiny)
+        point = _normalize(torch.cos(size) * point + torch.sin(size) * step / size.clamp_min(tiny), tiny)
     return mean(norms[:, None], weights) * point
 
 
-def _unit(vector: Float[Tensor, " n"], tiny: float) -> Float[Tensor, " n"]:
+def _normalize(vector: Float[Tensor, " n"], tiny: float) -> Float[Tensor, " n"]:
     return vector / torch.linalg.vector_norm(vector).clamp_min(tiny)
 
 
 # Robust means, of differences to the broadcast
 
 
-def robust(
-    moved: dict[str, Float[Tensor, "k _n"]], weights: Float[Tensor, " k"], kind: Mean, tolerate: float
+def robust_aggregate(
+    deltas: dict[str, Float[Tensor, "k _n"]], weights: Float[Tensor, " k"], aggregator: Aggregator, max_malicious_fraction: float
 ) -> dict[str, Float[Tensor, " _n"]]:
     """The middle of a cohort's differences, part by part, `tolerate` being the share of clients that may be hostile.
 
     Only coordinates somebody spoke of are looked at; elsewhere nobody moved. Coordinate-wise rules see each part alone; krum and the
     geometric median judge a client by all it sent, gates and weights each in units of their median norm in the cohort.
     """
-    spoken = {name: (stack != 0).any(0) for name, stack in moved.items()}
-    dense = {name: stack[:, spoken[name]] for name, stack in moved.items()}
-    if kind is Mean.MEDIAN:
+    spoken = {name: (stack != 0).any(0) for name, stack in deltas.items()}
+    dense = {name: stack[:, spoken[name]] for name, stack in deltas.items()}
+    if aggregator is Aggregator.MEDIAN:
         middle = {name: median(stack, weights) for name, stack in dense.items()}
-    elif kind is Mean.TRIMMED:
-        middle = {name: trimmed_mean(stack, weights, tolerate) for name, stack in dense.items()}
+    elif aggregator is Aggregator.TRIMMED:
+        middle = {name: trimmed_mean(stack, weights, max_malicious_fraction) for name, stack in dense.items()}
     else:
-        units = _units(dense)
+        units = _median_norms(dense)
         whole = torch.cat([stack.double() / units[name] for name, stack in dense.items()], dim=-1)
-        if kind is Mean.KRUM:
-            say = weights * nearest(whole, exact_floor(tolerate, len(whole)))
+        if aggregator is Aggregator.KRUM:
+            say = weights * krum_selection(whole, floor_of_decimal(max_malicious_fraction, len(whole)))
             middle = {name: mean(stack, say / say.sum()) for name, stack in dense.items()}
         else:
             point = geometric_median(whole, weights.double())
             parts = point.split([stack.shape[-1] for stack in dense.values()])
             middle = {name: (part * units[name]).to(dense[name]) for name, part in zip(dense, parts, strict=True)}
-    return {name: _laid(value, spoken[name]) for name, value in middle.items()}
+    return {name: _scatter(value, spoken[name]) for name, value in middle.items()}
 
 
-def _laid(values: Float[Tensor, " m"], where: Bool[Tensor, " n"]) -> Float[Tensor, " n"]:
-    return torch.zeros(len(where), dtype=values.dtype, device=values.device).masked_scatter(where, values)
+def _scatter(values: Float[Tensor, " m"], mask: Bool[Tensor, " n"]) -> Float[Tensor, " n"]:
+    return torch.zeros(len(mask), dtype=values.dtype, device=values.device).masked_scatter(mask, values)
 
 
-def _units(parts: dict[str, Float[Tensor, "k _n"]]) -> dict[str, Float[Tensor, ""]]:
+def _median_norms(deltas: dict[str, Float[Tensor, "k _n"]]) -> dict[str, Float[Tensor, ""]]:
     """The median norm of a cohort's differences in gates, and in weights; 1 where most did not move."""
     found = {}
     for gates in (True, False):
-        names = [name for name in parts if ("gate" in name) is gates]
+        names = [name for name in deltas if ("gate" in name) is gates]
         if names:
-            size = torch.linalg.vector_norm(torch.cat([parts[name] for name in names], dim=-1), dim=-1, dtype=torch.float64).median()
+            size = torch.linalg.vector_norm(torch.cat([deltas[name] for name in names], dim=-1), dim=-1, dtype=torch.float64).median()
             found |= dict.fromkeys(names, torch.where(size > 0, size, torch.ones_like(size)))
     return found
 
 
-SLACK = 1e-6
+TOLERANCE = 1e-6
 """Sums of weights are exact to this."""
 
 
@@ -157,45 +157,45 @@ def median(vectors: Float[Tensor, "k n"], weights: Float[Tensor, " k"]) -> Float
     """The weighted median of each coordinate: half of the weight lies on either side; between two values their middle."""
     values, order = vectors.sort(dim=0, stable=True)
     after = weights[order].cumsum(0)
-    lower = (after < 0.5 - SLACK).sum(0, keepdim=True).clamp_max(len(values) - 1)
-    upper = (after < 0.5 + SLACK).sum(0, keepdim=True).clamp_max(len(values) - 1)
+    lower = (after < 0.5 - TOLERANCE).sum(0, keepdim=True).clamp_max(len(values) - 1)
+    upper = (after < 0.5 + TOLERANCE).sum(0, keepdim=True).clamp_max(len(values) - 1)
     return ((values.gather(0, lower) + values.gather(0, upper)) / 2)[0]
 
 
-def trimmed_mean(vectors: Float[Tensor, "k n"], weights: Float[Tensor, " k"], trim: float) -> Float[Tensor, " n"]:
+def trimmed_mean(vectors: Float[Tensor, "k n"], weights: Float[Tensor, " k"], trim_fraction: float) -> Float[Tensor, " n"]:
     """The mean of each coordinate's values between its quantiles `trim` and 1 - `trim`, weights cut where a quantile falls inside one."""
     values, order = vectors.sort(dim=0, stable=True)
     share = weights[order]
     after = share.cumsum(0)
-    inside = (after.clamp_max(1 - trim) - (after - share).clamp_min(trim)).clamp_min(0)
-    inside = torch.where(inside > SLACK * share, inside, torch.zeros_like(inside))  # a hostile 1e30 times a rounding error is not small
+    inside = (after.clamp_max(1 - trim_fraction) - (after - share).clamp_min(trim_fraction)).clamp_min(0)
+    inside = torch.where(inside > TOLERANCE * share, inside, torch.zeros_like(inside))  # a hostile 1e30 times a rounding error is not small
     return (values * inside).sum(0) / inside.sum(0)
 
 
-def nearest(vectors: Float[Tensor, "k n"], hostile: int) -> Bool[Tensor, " k"]:
+def krum_selection(vectors: Float[Tensor, "k n"], num_malicious: int) -> Bool[Tensor, " k"]:
     """Multi-Krum (Blanchard et al. 2017): the k - f clients with the least sum of squared distances to their k - f - 2 nearest others.
 
     Every client counts once, whatever its weight: neighbours are counted. Safe while f <= (k - 3) / 2.
     """
     count = len(vectors)
     square = torch.cdist(vectors, vectors, compute_mode="donot_use_mm_for_euclid_dist").square()
-    near = square.sort(dim=-1).values[:, 1 : max(count - hostile - 1, 1)].sum(-1)
+    near = square.sort(dim=-1).values[:, 1 : max(count - num_malicious - 1, 1)].sum(-1)
     kept = torch.zeros(count, dtype=torch.bool, device=vectors.device)
-    kept[near.argsort(stable=True)[: count - hostile]] = True
+    kept[near.argsort(stable=True)[: count - num_malicious]] = True
     return kept
 
 
-def geometric_median(vectors: Float[Tensor, "k n"], weights: Float[Tensor, " k"], iterations: int = 100) -> Float[Tensor, " n"]:
+def geometric_median(vectors: Float[Tensor, "k n"], weights: Float[Tensor, " k"], num_iterations: int = 100) -> Float[Tensor, " n"]:
     """argmin_x sum_k w_k |x - v_k| by Weiszfeld's iteration, smoothed as in RFA (Pillutla et al. 2022), from the coordinate-wise median."""
     point = median(vectors, weights)
-    for _ in range(iterations):
+    for _ in range(num_iterations):
         distance = torch.linalg.vector_norm(vectors - point, dim=-1)
         apart = distance > 0
-        if weights[~apart].sum() >= 0.5 - SLACK:
+        if weights[~apart].sum() >= 0.5 - TOLERANCE:
             return point
-        pull = weights / distance.clamp_min(SLACK * distance[apart].min())
+        pull = weights / distance.clamp_min(TOLERANCE * distance[apart].min())
         moved = mean(vectors, pull / pull.sum())
-        if torch.linalg.vector_norm(moved - point) <= SLACK * torch.linalg.vector_norm(moved):
+        if torch.linalg.vector_norm(moved - point) <= TOLERANCE * torch.linalg.vector_norm(moved):
             return moved
         point = moved
     return point

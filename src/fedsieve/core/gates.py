@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsieve.kernels import at, passes_over
+from fedsieve.kernels import addresses, for_tensors
 
 LOG_ALPHA_LIMIT = 12.0
 """log_alpha lives in +-12 (decision A7): the usual +-log 100 would keep P(z != 0) above .046."""
@@ -27,7 +27,7 @@ class GateAtTest(StrEnum):
 
     MEDIAN = "median"
     """noise u = 1/2, temperature kept: zero exactly where P(z != 0) is small, so it agrees with the constraint (decision A5)."""
-    PLAIN = "plain"
+    NO_TEMPERATURE = "no-temperature"
     """temperature dropped too"""
 
 
@@ -35,85 +35,85 @@ class HardConcrete(NamedTuple):
     """The shape of the distribution: beta', gamma and zeta of the paper."""
 
     temperature: float = 0.66
-    low: float = -0.1
-    high: float = 1.1
+    stretch_low: float = -0.1
+    stretch_high: float = 1.1
 
     @property
     def offset(self) -> float:
         """-beta' log(-gamma / zeta): what separates P(z != 0) from sigmoid(log_alpha)."""
-        return -self.temperature * log(-self.low / self.high)
+        return -self.temperature * log(-self.stretch_low / self.stretch_high)
 
 
 class Gates(NamedTuple):
     """Sampled gates z and their derivative dz/dphi."""
 
     value: Tensor
-    slope: Tensor
+    derivative: Tensor
 
 
-def stretch(shape: HardConcrete, s: Float[Tensor, "*k n"], least: float = 0.0) -> Float[Tensor, "*k n"]:
+def stretch(shape: HardConcrete, s: Float[Tensor, "*k n"], min_gate: float = 0.0) -> Float[Tensor, "*k n"]:
     """Stretch (0, 1) to (gamma, zeta) and clip to [0, 1], or to [least, 1]."""
-    return (s * (shape.high - shape.low)).add_(shape.low).clamp_(least, 1.0)
+    return (s * (shape.stretch_high - shape.stretch_low)).add_(shape.stretch_low).clamp_(min_gate, 1.0)
 
 
 def sample(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], noise: Float[Tensor, "*k n"]) -> Gates:
     """Gates for uniform noise u, with dz/dphi = (zeta - gamma)/beta' s (1 - s) where 0 < z < 1, else 0 (L118-122, decision A3)."""
-    if fast := passes_over(log_alpha, noise):
+    if fast := for_tensors(log_alpha, noise):
         found = Gates(torch.empty_like(log_alpha), torch.empty_like(log_alpha))
-        fast.sampled_gates(*at(log_alpha, noise, *found), log_alpha.numel(), NOISE_MARGIN, *shape)
+        fast.sampled_gates(*addresses(log_alpha, noise, *found), log_alpha.numel(), NOISE_MARGIN, *shape)
         return found
-    return _gates(shape, torch.logit(noise, NOISE_MARGIN).add_(log_alpha).div_(shape.temperature))
+    return _from_logits(shape, torch.logit(noise, NOISE_MARGIN).add_(log_alpha).div_(shape.temperature))
 
 
-def deterministic(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"]) -> Gates:
+def median_gates(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"]) -> Gates:
     """The gates at the noise's median, u = 1/2, with their derivative."""
-    if fast := passes_over(log_alpha):
+    if fast := for_tensors(log_alpha):
         found = Gates(torch.empty_like(log_alpha), torch.empty_like(log_alpha))
-        fast.median_gates(*at(log_alpha, *found), log_alpha.numel(), *shape)
+        fast.median_gates(*addresses(log_alpha, *found), log_alpha.numel(), *shape)
         return found
-    return _gates(shape, log_alpha / shape.temperature)
+    return _from_logits(shape, log_alpha / shape.temperature)
 
 
-def chain(
+def chain_rule(
     gradient: Float[Tensor, "*k n"], weights: Float[Tensor, "*k n"], gate: Gates
 ) -> tuple[Float[Tensor, "*k n"], Float[Tensor, "*k n"]]:
     """The gradient g in theta = theta~ z as gradients in theta~ and phi: g z and g theta~ dz/dphi."""
-    if fast := passes_over(gradient, weights, *gate):
+    if fast := for_tensors(gradient, weights, *gate):
         by_weight, by_gate = torch.empty_like(gradient), torch.empty_like(gradient)
-        fast.chain(*at(gradient, weights, *gate, by_weight, by_gate), gradient.numel())
+        fast.chain_rule(*addresses(gradient, weights, *gate, by_weight, by_gate), gradient.numel())
         return by_weight, by_gate
-    return gradient * gate.value, gradient * weights * gate.slope
+    return gradient * gate.value, gradient * weights * gate.derivative
 
 
-def _gates(shape: HardConcrete, logits: Float[Tensor, "*k n"]) -> Gates:
+def _from_logits(shape: HardConcrete, logits: Float[Tensor, "*k n"]) -> Gates:
     """z and dz/dphi of logits nobody else holds.
 
     A masked choice would take longer than all the rest; hardtanh's derivative is the same mask in one pass.
     """
     s = logits.sigmoid_()
-    width = shape.high - shape.low
-    stretched = (s * width).add_(shape.low)
+    width = shape.stretch_high - shape.stretch_low
+    stretched = (s * width).add_(shape.stretch_low)
     slope = torch.ops.aten.sigmoid_backward(torch.full_like(s[..., :1], width / shape.temperature).expand_as(s), s)
     return Gates(stretched.clamp(0.0, 1.0), torch.ops.aten.hardtanh_backward(slope, stretched, 0.0, 1.0))
 
 
-def at_test_time(
-    shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], kind: GateAtTest = GateAtTest.MEDIAN, least: float = 0.0
+def test_gates(
+    shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], kind: GateAtTest = GateAtTest.MEDIAN, min_gate: float = 0.0
 ) -> Float[Tensor, "*k n"]:
     """The gate of the finished model (L128, decision A5), at least `least`."""
     temperature = shape.temperature if kind is GateAtTest.MEDIAN else 1.0
-    return stretch(shape, (log_alpha / temperature).sigmoid_(), least)
+    return stretch(shape, (log_alpha / temperature).sigmoid_(), min_gate)
 
 
-def magnitude(
-    shape: HardConcrete, weights: Float[Tensor, "*k n"], log_alpha: Float[Tensor, "*k n"], kind: GateAtTest, least: float
+def gated_magnitude(
+    shape: HardConcrete, weights: Float[Tensor, "*k n"], log_alpha: Float[Tensor, "*k n"], kind: GateAtTest, min_gate: float
 ) -> Float[Tensor, "*k n"]:
     """|theta~ z| with the test-time gate."""
-    if kind is GateAtTest.MEDIAN and (fast := passes_over(weights, log_alpha)):
+    if kind is GateAtTest.MEDIAN and (fast := for_tensors(weights, log_alpha)):
         found = torch.empty_like(weights)
-        fast.magnitudes(*at(weights, log_alpha, found), weights.numel(), *shape, least)
+        fast.gated_magnitude(*addresses(weights, log_alpha, found), weights.numel(), *shape, min_gate)
         return found
-    return at_test_time(shape, log_alpha, kind, least).mul_(weights).abs_()
+    return test_gates(shape, log_alpha, kind, min_gate).mul_(weights).abs_()
 
 
 def active_probability(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"]) -> Float[Tensor, "*k n"]:
@@ -123,7 +123,7 @@ def active_probability(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"]) ->
 
 def exact_inverse(shape: HardConcrete, gate: Float[Tensor, "*k n"]) -> Float[Tensor, "*k n"]:
     """log_alpha whose median gate is z: beta' logit((z - gamma)/(zeta - gamma)). z in [0, 1] bounds it to +-1.58 (decision E2)."""
-    return shape.temperature * torch.logit((gate - shape.low) / (shape.high - shape.low))
+    return shape.temperature * torch.logit((gate - shape.stretch_low) / (shape.stretch_high - shape.stretch_low))
 
 
 def paper_inverse(shape: HardConcrete, gate: Float[Tensor, "*k n"]) -> Float[Tensor, "*k n"]:
@@ -131,12 +131,12 @@ def paper_inverse(shape: HardConcrete, gate: Float[Tensor, "*k n"]) -> Float[Ten
     return shape.temperature * torch.logit(gate.clamp(GATE_MARGIN, 1 - GATE_MARGIN))
 
 
-def initial(noise: Float[Tensor, "*k n"], logit_density: float, spread: float = 0.1) -> Float[Tensor, "*k n"]:
+def initial_log_alpha(noise: Float[Tensor, "*k n"], gate_probability: float, std: float = 0.1) -> Float[Tensor, "*k n"]:
     """log_alpha ~ N(logit rho_init, 0.1^2) (L140, L607). rho_init is not the open probability it starts with (decision A6)."""
-    return log(logit_density / (1 - logit_density)) + spread * torch.special.ndtri(noise)
+    return log(gate_probability / (1 - gate_probability)) + std * torch.special.ndtri(noise)
 
 
-def entropy_slope(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"]) -> Float[Tensor, "*k n"]:
+def entropy_derivative(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"]) -> Float[Tensor, "*k n"]:
     """d/dphi of the entropy of an open/closed gate with P = active_probability: -(log_alpha + offset) P (1 - P) (decision A12)."""
     p = active_probability(shape, log_alpha)
     return -(log_alpha + shape.offset) * p * (1 - p)

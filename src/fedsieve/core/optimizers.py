@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsieve.kernels import at, passes_over
+from fedsieve.kernels import addresses, for_tensors
 
 
 class Optimizer(StrEnum):
@@ -39,51 +39,51 @@ class StepRule(StrEnum):
     """rate * loss / |g|^2: no scale of data or model enters"""
 
 
-def no_moments(like: Float[Tensor, " n"]) -> Moments:
+def initial_moments(like: Float[Tensor, " n"]) -> Moments:
     """The state before the first step."""
     return Moments(torch.zeros_like(like), torch.zeros_like(like), torch.zeros_like(like[0]))
 
 
 def step(
-    kind: Optimizer,
+    optimizer: Optimizer,
     moments: Moments,
-    place: Float[Tensor, " n"],
+    params: Float[Tensor, " n"],
     gradient: Float[Tensor, " n"],
     rate: float,
     *,
     momentum: float,
-    square: float = 0.999,
+    beta2: float = 0.999,
     epsilon: float = 1e-8,
 ) -> tuple[Float[Tensor, " n"], Moments]:
     """Where a step from a place leads, and the new state."""
-    if kind is Optimizer.SGD:
-        return place + -rate * gradient, moments
-    if kind is Optimizer.MOMENTUM:
+    if optimizer is Optimizer.SGD:
+        return params + -rate * gradient, moments
+    if optimizer is Optimizer.MOMENTUM:
         first = momentum * moments.first + gradient
-        return place + -rate * first, moments._replace(first=first)
+        return params + -rate * first, moments._replace(first=first)
     count = moments.count + 1
-    if fast := passes_over(place, gradient, moments.first, moments.second):
+    if fast := for_tensors(params, gradient, moments.first, moments.second):
         moved, first, second = (torch.empty_like(gradient) for _ in range(3))
-        vectors = at(place, gradient, moments.first, moments.second, moved, first, second)
-        fast.adam(*vectors, len(place), rate, momentum, square, epsilon, float(count))
+        vectors = addresses(params, gradient, moments.first, moments.second, moved, first, second)
+        fast.adam(*vectors, len(params), rate, momentum, beta2, epsilon, float(count))
         return moved, Moments(first, second, count)
     first = torch.lerp(gradient, moments.first, momentum)
-    second = torch.addcmul(square * moments.second, gradient, gradient, value=1 - square)
-    spread = (second / (1 - square**count)).sqrt_().add_(epsilon)
-    return place + first * (-rate / (1 - momentum**count)) / spread, Moments(first, second, count)
+    second = torch.addcmul(beta2 * moments.second, gradient, gradient, value=1 - beta2)
+    spread = (second / (1 - beta2**count)).sqrt_().add_(epsilon)
+    return params + first * (-rate / (1 - momentum**count)) / spread, Moments(first, second, count)
 
 
-def cosine(progress: float, final: float) -> float:
+def cosine_decay(progress: float, final_fraction: float) -> float:
     """Falls from 1 to `final` as progress goes from 0 to 1, along half a cosine."""
-    return final + (1 - final) * (1 + cos(pi * min(progress, 1.0))) / 2
+    return final_fraction + (1 - final_fraction) * (1 + cos(pi * min(progress, 1.0))) / 2
 
 
-def clipped(gradient: Float[Tensor, "*k n"], limit: float) -> Float[Tensor, "*k n"]:
+def clip_norm(gradient: Float[Tensor, "*k n"], max_norm: float) -> Float[Tensor, "*k n"]:
     """The gradient, shortened to norm `limit` where it is longer."""
-    if limit == inf:
+    if max_norm == inf:
         return gradient
     norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
-    return gradient * (limit / norm.clamp_min(torch.finfo(gradient.dtype).tiny)).clamp_max(1.0)
+    return gradient * (max_norm / norm.clamp_min(torch.finfo(gradient.dtype).tiny)).clamp_max(1.0)
 
 
 def step_size(
@@ -102,10 +102,10 @@ def step_size(
     if rule is StepRule.CAPPED:
         assert smoothness is not None, "the engine gives smoothness to methods that cap their step"
         return torch.clamp_max(1 / smoothness[..., None], rate)
-    return _alike(len(loss), rate, loss.dtype, loss.device)
+    return _constant_step(len(loss), rate, loss.dtype, loss.device)
 
 
 @lru_cache(maxsize=16)
-def _alike(clients: int, size: float, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "k 1"]:
+def _constant_step(num_clients: int, rate: float, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "k 1"]:
     """One step size for all: the same in every step of a round."""
-    return torch.full((clients, 1), size, dtype=dtype, device=device)
+    return torch.full((num_clients, 1), rate, dtype=dtype, device=device)

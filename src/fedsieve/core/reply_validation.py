@@ -10,80 +10,90 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from fedsieve.core.gates import LOG_ALPHA_LIMIT
-from fedsieve.core.packets import GATES, SCALED, SHARES, Coding, Packet, Part, Values
-from fedsieve.core.types import Algorithm, Clock, Exchanged, Reply, Stack, stacked
+from fedsieve.core.packets import FRACTION_SCALARS, GATE_FIELDS, SCALED_CODINGS, Coding, Packet, QuantizedField, SparseVector
+from fedsieve.core.types import Algorithm, Clock, ExchangeResult, Reply, StackedReplies, stack_replies
 
-KINDS = {Coding.FLOAT32: torch.float32, Coding.FLOAT16: torch.float16, Coding.UNIT8: torch.uint8}
+CODE_DTYPES = {Coding.FLOAT32: torch.float32, Coding.FLOAT16: torch.float16, Coding.UNIT8: torch.uint8}
 """How codes are held; of all others as int8."""
-GATE_LIMIT = 1.01 * LOG_ALPHA_LIMIT
+MAX_GATE_MAGNITUDE = 1.01 * LOG_ALPHA_LIMIT
 """A gate lies in [0, 1], a log_alpha within its limit; rounding may add a hair."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Screen:
+class ReplyLimits:
     """What a reply may be at most."""
 
-    norm_limit: float = inf
+    max_norm_ratio: float = inf
     """norm of a reply's difference to the broadcast, over the median norm of the cohort"""
-    most_examples: int = 2**63 - 1
+    max_claimed_examples: int = 2**63 - 1
     """examples a client may claim"""
 
 
-def screened(
-    algorithm: Algorithm, packet: Packet, came: Exchanged, cohort: Sequence[int], clock: Clock, screen: Screen, dtype: torch.dtype
-) -> Exchanged:
+def validate_replies(
+    algorithm: Algorithm,
+    packet: Packet,
+    result: ExchangeResult,
+    cohort: Sequence[int],
+    clock: Clock,
+    limits: ReplyLimits,
+    dtype: torch.dtype,
+) -> ExchangeResult:
     """The replies that may count; the others beside those rejected already, each with its reason.
 
     Form, claims and gates first, reply by reply. Then the norms: a difference in weights is too long if it is `norm_limit` times the
     cohort's median and longer than what was broadcast. Where most clients have come to rest an honest one may still move a million
     times as far as the median, but hardly as far as the whole model.
     """
-    expected = algorithm.answers(packet, clock)
-    if isinstance(came.replies, Stack) and _all_sound(algorithm, packet, came.replies, cohort, expected, screen, dtype):
-        return came
+    expected = algorithm.expected_reply_fields(packet, clock)
+    if isinstance(result.replies, StackedReplies) and _all_valid(algorithm, packet, result.replies, cohort, expected, limits, dtype):
+        return result
     sound: list[Reply] = []
-    rejected = list(came.rejected)
+    rejected = list(result.rejected)
     waited = set(cohort)
-    for reply in came.replies:
+    for reply in result.replies:
         problem = "it was not asked, or has answered already"
         if reply.client in waited:
-            problem = _problem(expected, packet, reply.packet, (), [reply.examples], screen)
+            problem = _find_error(expected, packet, reply.packet, (), [reply.num_examples], limits)
         waited.discard(reply.client)
         if problem is None:
             sound.append(reply)
         else:
             rejected.append((reply.client, problem))
     if not sound:
-        return came._replace(replies=[], rejected=rejected)
+        return result._replace(replies=[], rejected=rejected)
     finite = torch.tensor([_is_finite(reply.packet) for reply in sound])
-    bounded = screen.norm_limit < inf
-    far = _far(algorithm, packet, sound, finite, screen.norm_limit, dtype) if bounded else torch.zeros_like(finite)
+    bounded = limits.max_norm_ratio < inf
+    far = _norm_outliers(algorithm, packet, sound, finite, limits.max_norm_ratio, dtype) if bounded else torch.zeros_like(finite)
     for reply, is_finite, is_far in zip(sound, finite.tolist(), far.tolist(), strict=True):
         if not is_finite:
             rejected.append((reply.client, "a value is not finite"))
         elif is_far:
-            rejected.append((reply.client, f"it moved more than {screen.norm_limit:g} times as far as the cohort's median"))
+            rejected.append((reply.client, f"it moved more than {limits.max_norm_ratio:g} times as far as the cohort's median"))
     refused = (~finite | far).tolist()
-    return came._replace(replies=[reply for reply, no in zip(sound, refused, strict=True) if not no], rejected=rejected)
+    return result._replace(replies=[reply for reply, no in zip(sound, refused, strict=True) if not no], rejected=rejected)
 
 
-def _all_sound(
+def _all_valid(
     algorithm: Algorithm,
     packet: Packet,
-    stack: Stack,
+    replies: StackedReplies,
     cohort: Sequence[int],
-    expected: frozenset[str],
-    screen: Screen,
+    expected_fields: frozenset[str],
+    limits: ReplyLimits,
     dtype: torch.dtype,
 ) -> bool:
     """One look at all replies; where something is wrong, a look at each says with which."""
-    asked = set(stack.clients) <= set(cohort) and len(set(stack.clients)) == len(stack)
-    if not asked or _problem(expected, packet, stack.packet, (len(stack),), stack.examples, screen) or not _is_finite(stack.packet):
+    asked = set(replies.clients) <= set(cohort) and len(set(replies.clients)) == len(replies)
+    if (
+        not asked
+        or _find_error(expected_fields, packet, replies.packet, (len(replies),), replies.num_examples, limits)
+        or not _is_finite(replies.packet)
+    ):
         return False
-    if screen.norm_limit == inf:
+    if limits.max_norm_ratio == inf:
         return True
-    everyone = torch.ones(len(stack), dtype=torch.bool)
-    return not bool(_far(algorithm, packet, stack, everyone, screen.norm_limit, dtype).any())
+    everyone = torch.ones(len(replies), dtype=torch.bool)
+    return not bool(_norm_outliers(algorithm, packet, replies, everyone, limits.max_norm_ratio, dtype).any())
 
 
 def _is_finite(packet: Packet) -> bool:
@@ -93,67 +103,77 @@ def _is_finite(packet: Packet) -> bool:
     return few and all(np.isfinite(values.codes.numpy(force=True)).all() for values in packet.fields.values() if values.scale is None)
 
 
-def _far(
-    algorithm: Algorithm, packet: Packet, replies: Sequence[Reply], finite: Bool[Tensor, " k"], limit: float, dtype: torch.dtype
+def _norm_outliers(
+    algorithm: Algorithm,
+    packet: Packet,
+    replies: Sequence[Reply],
+    finite_mask: Bool[Tensor, " k"],
+    max_norm_ratio: float,
+    dtype: torch.dtype,
 ) -> Bool[Tensor, " k"]:
-    parts, stack = algorithm.said(packet.alone(), dtype), stacked(replies)
-    sent = {name: part.over(None, packet.size)[0] for name, part in parts.items() if name not in GATES | SHARES}
-    packets = [reply.packet.alone() for reply in replies] if stack is None else [stack]
-    length = torch.cat([_distance(algorithm.said(said, dtype), sent, packet.size) for said in packets])
-    model = _distance(parts, {}, packet.size)
-    return (length > limit * length[finite].nanmedian()) & (length > model)
+    parts, stack = algorithm.decode_sparse(packet.unsqueeze(), dtype), stack_replies(replies)
+    sent = {name: part.densify(None, packet.size)[0] for name, part in parts.items() if name not in GATE_FIELDS | FRACTION_SCALARS}
+    packets = [reply.packet.unsqueeze() for reply in replies] if stack is None else [stack]
+    length = torch.cat([_delta_norms(algorithm.decode_sparse(said, dtype), sent, packet.size) for said in packets])
+    model = _delta_norms(parts, {}, packet.size)
+    return (length > max_norm_ratio * length[finite_mask].nanmedian()) & (length > model)
 
 
-def _distance(parts: dict[str, Part], sent: dict[str, Tensor], size: int) -> Float[Tensor, " k"]:
+def _delta_norms(vectors: dict[str, SparseVector], broadcast: dict[str, Tensor], size: int) -> Float[Tensor, " k"]:
     """The norm of each client's difference to what was sent, all parts together, gates and shares apart."""
-    apart = [part.distance(sent.get(name), size) for name, part in parts.items() if name not in GATES | SHARES]
+    apart = [part.distance_to(broadcast.get(name), size) for name, part in vectors.items() if name not in GATE_FIELDS | FRACTION_SCALARS]
     return torch.stack(apart).square().sum(0).sqrt()
 
 
-def _problem(
-    expected: frozenset[str], packet: Packet, said: Packet, among: tuple[int, ...], examples: Sequence[float], screen: Screen
+def _find_error(
+    expected_fields: frozenset[str],
+    packet: Packet,
+    reply: Packet,
+    stack_shape: tuple[int, ...],
+    num_examples: Sequence[float],
+    limits: ReplyLimits,
 ) -> str | None:
     """What is wrong with one reply, or with a stack of them (`among` its client axis), numbers aside."""
-    named = {*said.fields, *said.scalars}
-    if said.seed is not None or named != expected:
-        return f"it holds {', '.join(sorted(named)) or 'nothing'}; expected {', '.join(sorted(expected))}"
-    if said.size != packet.size:
-        return f"it is for {said.size} parameters; this model has {packet.size}"
-    if said.support is not None and not _is_support(said.support, said.size, among):
+    named = {*reply.fields, *reply.scalars}
+    if reply.seed is not None or named != expected_fields:
+        return f"it holds {', '.join(sorted(named)) or 'nothing'}; expected {', '.join(sorted(expected_fields))}"
+    if reply.size != packet.size:
+        return f"it is for {reply.size} parameters; this model has {packet.size}"
+    if reply.support is not None and not _is_support(reply.support, reply.size, stack_shape):
         return "its positions are not increasing numbers below the number of parameters"
-    count = said.size if said.support is None else said.support.shape[-1]
-    fits = all(_fits(values, among, count) for values in said.fields.values())
-    if not fits or any(scalar.shape != among for scalar in said.scalars.values()):
+    count = reply.size if reply.support is None else reply.support.shape[-1]
+    fits = all(_has_valid_shape(values, stack_shape, count) for values in reply.fields.values())
+    if not fits or any(scalar.shape != stack_shape for scalar in reply.scalars.values()):
         return f"a field has not one value for each of {count} positions"
-    largest = [_largest(values) for name, values in said.fields.items() if name in GATES]
-    largest += [float(scalar.abs().amax()) for name, scalar in said.scalars.items() if name in GATES]
-    if any(size > GATE_LIMIT for size in largest):
+    largest = [_max_abs(values) for name, values in reply.fields.items() if name in GATE_FIELDS]
+    largest += [float(scalar.abs().amax()) for name, scalar in reply.scalars.items() if name in GATE_FIELDS]
+    if any(size > MAX_GATE_MAGNITUDE for size in largest):
         return f"a gate is outside its limits: log_alpha stays within +-{LOG_ALPHA_LIMIT:g}"
-    for name in SHARES & said.scalars.keys():
-        share = said.scalars[name]
+    for name in FRACTION_SCALARS & reply.scalars.keys():
+        share = reply.scalars[name]
         if not ((share >= 0) & (share <= 1)).all():
             return f"{name} is a part of all and lies between 0 and 1"
-    if not (min(examples) >= 1 and max(examples) <= screen.most_examples):
-        return f"it claims {max(examples)} examples; between 1 and {screen.most_examples} may be claimed"
+    if not (min(num_examples) >= 1 and max(num_examples) <= limits.max_claimed_examples):
+        return f"it claims {max(num_examples)} examples; between 1 and {limits.max_claimed_examples} may be claimed"
     return None
 
 
-def _largest(values: Values) -> float:
+def _max_abs(field: QuantizedField) -> float:
     """The largest magnitude, by NumPy, as there is a call for every reply."""
-    codes = values.codes.numpy(force=True)
+    codes = field.codes.numpy(force=True)
     ends = torch.from_numpy(np.stack((codes.min(-1), codes.max(-1)), axis=-1))
-    ends = Values(ends, values.scale, values.coding).decode(torch.float32)
+    ends = QuantizedField(ends, field.scale, field.coding).decode(torch.float32)
     return float(ends.abs().amax())
 
 
-def _is_support(support: Tensor, size: int, among: tuple[int, ...]) -> bool:
-    if support.dtype != torch.int64 or support.shape[:-1] != among or not support.ndim or not support.shape[-1]:
+def _is_support(support: Tensor, size: int, stack_shape: tuple[int, ...]) -> bool:
+    if support.dtype != torch.int64 or support.shape[:-1] != stack_shape or not support.ndim or not support.shape[-1]:
         return False
     places = support.numpy(force=True)
     return bool((places[..., 0] >= 0).all() and (places[..., -1] < size).all() and (places[..., 1:] > places[..., :-1]).all())
 
 
-def _fits(values: Values, among: tuple[int, ...], count: int) -> bool:
-    kind = KINDS.get(values.coding, torch.int8)
-    scaled = values.scale is not None and values.scale.shape == among if values.coding in SCALED else values.scale is None
-    return values.codes.shape == (*among, count) and values.codes.dtype == kind and scaled
+def _has_valid_shape(field: QuantizedField, stack_shape: tuple[int, ...], num_values: int) -> bool:
+    kind = CODE_DTYPES.get(field.coding, torch.int8)
+    scaled = field.scale is not None and field.scale.shape == stack_shape if field.coding in SCALED_CODINGS else field.scale is None
+    return field.codes.shape == (*stack_shape, num_values) and field.codes.dtype == kind and scaled

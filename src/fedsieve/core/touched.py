@@ -7,61 +7,63 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from fedsieve.core import constraint, gates
-from fedsieve.core.constraint import Form
+from fedsieve.core.constraint import ConstraintScale
 from fedsieve.core.gates import LOG_ALPHA_LIMIT, HardConcrete
-from fedsieve.kernels import flat, passes_over, sparse_passes
+from fedsieve.kernels import flatten, for_tensors, load_sparse_kernels
 
 
-class Opened(NamedTuple):
+class ActiveGates(NamedTuple):
     """Of each touched coordinate: theta = theta~ z, the gate z at its median, and theta~ dz/dphi."""
 
     theta: Tensor
     value: Tensor
-    lever: Tensor
+    weighted_derivative: Tensor
 
 
-class Tables(NamedTuple):
+class FeatureTables(NamedTuple):
     """theta~ and phi, feature by feature."""
 
     weights: Float[Tensor, "f c"]
     log_alpha: Float[Tensor, "f c"]
 
-    def compiled(self) -> bool:
+    def has_kernels(self) -> bool:
         """Whether passes over them are."""
-        return passes_over(*self, size=self.weights.numel()) is not None
+        return for_tensors(*self, size=self.weights.numel()) is not None
 
-    def opened(self, shape: HardConcrete, at: Int64[Tensor, " n"]) -> Opened:
+    def active_gates(self, shape: HardConcrete, feature_indices: Int64[Tensor, " n"]) -> ActiveGates:
         """The features at some places."""
-        if self.compiled():
-            found = Opened(*(torch.empty(1, len(at) * self.weights.shape[1]) for _ in range(3)))
-            sparse_passes().touched_gates(*(part.numpy() for part in (*self, at)), *shape, *map(flat, found))
+        if self.has_kernels():
+            found = ActiveGates(*(torch.empty(1, len(feature_indices) * self.weights.shape[1]) for _ in range(3)))
+            load_sparse_kernels().active_gates(*(part.numpy() for part in (*self, feature_indices)), *shape, *map(flatten, found))
             return found
-        weights, log_alpha = self._at(at)
-        gate = gates.deterministic(shape, log_alpha)
-        return Opened(weights * gate.value, gate.value, gate.slope.mul_(weights))
+        weights, log_alpha = self._select_features(feature_indices)
+        gate = gates.median_gates(shape, log_alpha)
+        return ActiveGates(weights * gate.value, gate.value, gate.derivative.mul_(weights))
 
-    def step(
+    def gated_step(
         self,
         shape: HardConcrete,
-        at: Int64[Tensor, " n"],
-        by_weight: Float[Tensor, "1 m"],
-        by_gate: tuple[Float[Tensor, "1 m"], Float[Tensor, "1 m"]],
-        size: Float[Tensor, "1 1"],
+        feature_indices: Int64[Tensor, " n"],
+        weight_gradient: Float[Tensor, "1 m"],
+        gate_gradient_factors: tuple[Float[Tensor, "1 m"], Float[Tensor, "1 m"]],
+        step_size: Float[Tensor, "1 1"],
         multiplier: Float[Tensor, " 1"],
-        form: Form,
-        count: int,
+        constraint_scale: ConstraintScale,
+        num_weights: int,
         rate: float,
     ) -> None:
         """theta~ - eta g z, and `constraint.descend` of phi along the product of `by_gate`: in place."""
-        if self.compiled():
-            scale = float(multiplier) / (1 if form is Form.COUNT else count)
-            tables, moves = (part.numpy() for part in (*self, at)), map(flat, (by_weight, *by_gate))
-            sparse_passes().touched_step(*tables, *moves, float(size), shape.offset, scale, rate, LOG_ALPHA_LIMIT)
+        if self.has_kernels():
+            scale = float(multiplier) / (1 if constraint_scale is ConstraintScale.SUM else num_weights)
+            tables, moves = (part.numpy() for part in (*self, feature_indices)), map(flatten, (weight_gradient, *gate_gradient_factors))
+            load_sparse_kernels().gated_step(*tables, *moves, float(step_size), shape.offset, scale, rate, LOG_ALPHA_LIMIT)
             return
-        weights, log_alpha = self._at(at)
-        turned = constraint.descend(shape, log_alpha, torch.mul(*by_gate), multiplier, form, count, rate)
-        self.weights.index_copy_(0, at, weights.addcmul_(size, by_weight, value=-1).view(len(at), -1))
-        self.log_alpha.index_copy_(0, at, turned.view(len(at), -1))
+        weights, log_alpha = self._select_features(feature_indices)
+        turned = constraint.step_log_alpha(
+            shape, log_alpha, torch.mul(*gate_gradient_factors), multiplier, constraint_scale, num_weights, rate
+        )
+        self.weights.index_copy_(0, feature_indices, weights.addcmul_(step_size, weight_gradient, value=-1).view(len(feature_indices), -1))
+        self.log_alpha.index_copy_(0, feature_indices, turned.view(len(feature_indices), -1))
 
-    def _at(self, at: Int64[Tensor, " n"]) -> list[Float[Tensor, "1 m"]]:
-        return [table.index_select(0, at).view(1, -1) for table in self]
+    def _select_features(self, feature_indices: Int64[Tensor, " n"]) -> list[Float[Tensor, "1 m"]]:
+        return [table.index_select(0, feature_indices).view(1, -1) for table in self]

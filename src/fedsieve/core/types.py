@@ -8,24 +8,24 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor
 
-from fedsieve.core.batches import PickedRows, SparseBatch
-from fedsieve.core.packets import Packet, Part, joined
+from fedsieve.core.batches import IndexedRows, SparseBatch
+from fedsieve.core.packets import Packet, SparseVector, concatenate
 from fedsieve.core.random import Draw
 
 
 class Batch(NamedTuple):
     """Rows of a stack of clients: x (*k, b, ...), y (*k, b, ...), and what each client knows of its own curvature."""
 
-    x: Tensor | PickedRows | SparseBatch
+    x: Tensor | IndexedRows | SparseBatch
     y: Tensor
     smoothness: Tensor | None = None
     """(*k,): L of the client's loss, for the step cap; None where no method asks for it"""
-    keys: list[int] | None = None
+    module_seeds: list[int] | None = None
     """one a client: for objectives with noise of their own, such as dropout"""
 
 
 @runtime_checkable
-class SparseRows(Protocol):
+class CsrMatrix(Protocol):
     """A CSR matrix as SciPy makes it, by what is asked of it: a client with dense rows needs no SciPy."""
 
     indptr: Any
@@ -38,7 +38,7 @@ class Clock(NamedTuple):
     """Where a run stands: what schedules need, on both sides."""
 
     round: int
-    rounds: int
+    num_rounds: int
     exchange: int = 0
 
 
@@ -47,17 +47,17 @@ class Layout(NamedTuple):
 
     size: int
     layers: dict[str, tuple[slice, tuple[int, ...]]]
-    free: int = 0
+    num_ungated: int = 0
     """the last coordinates, outside all layers: always kept, never gated, not counted in the density (an intercept)"""
     groups: Tensor | None = None
     """(size,): the group of each coordinate, numbered along the layers; a group is kept or dropped whole"""
-    order: Callable[[np.ndarray], np.ndarray] | None = None
+    global_index: Callable[[np.ndarray], np.ndarray] | None = None
     """where some coordinates stand among all, if a vector holds a few of them in an order of its own (sparse rows)"""
 
     @property
-    def gated(self) -> int:
+    def num_gated(self) -> int:
         """Coordinates the density counts."""
-        return self.size - self.free
+        return self.size - self.num_ungated
 
 
 class Reply(NamedTuple):
@@ -65,20 +65,20 @@ class Reply(NamedTuple):
 
     client: int
     packet: Packet
-    examples: int
+    num_examples: int
 
 
-class Stack(Sequence[Reply]):
+class StackedReplies(Sequence[Reply]):
     """Replies made together: one packet for all clients of a cohort, taken apart only when somebody asks for one of them."""
 
-    def __init__(self, clients: Sequence[int], packet: Packet, examples: Sequence[int]) -> None:
+    def __init__(self, clients: Sequence[int], packet: Packet, num_examples: Sequence[int]) -> None:
         self.clients = clients
         self.packet = packet
-        self.examples = examples
+        self.num_examples = num_examples
 
     @cached_property
     def _replies(self) -> list[Reply]:
-        return [Reply(*each) for each in zip(self.clients, self.packet.split(), self.examples, strict=True)]
+        return [Reply(*each) for each in zip(self.clients, self.packet.unstack(), self.num_examples, strict=True)]
 
     def __len__(self) -> int:
         """How many replied."""
@@ -89,20 +89,20 @@ class Stack(Sequence[Reply]):
         return self._replies[i]
 
 
-def stacked(replies: Sequence[Reply]) -> Packet | None:
+def stack_replies(replies: Sequence[Reply]) -> Packet | None:
     """Replies as one packet, if they have one form."""
-    return replies.packet if isinstance(replies, Stack) else joined([reply.packet.alone() for reply in replies])
+    return replies.packet if isinstance(replies, StackedReplies) else concatenate([reply.packet.unsqueeze() for reply in replies])
 
 
-class Bytes(NamedTuple):
+class Traffic(NamedTuple):
     """One direction's traffic, three ways (decision E6): the paper's formula, values and positions alone, all that crossed.
 
     The last five are the parts of what crossed and add up to it.
     """
 
-    formula: int = 0
+    paper_formula: int = 0
     payload: int = 0
-    wire: int = 0
+    total: int = 0
     header: int = 0
     """with the checksum"""
     positions: int = 0
@@ -110,30 +110,30 @@ class Bytes(NamedTuple):
     weights: int = 0
     gates: int = 0
 
-    def plus(self, *others: "Bytes") -> "Bytes":
+    def plus(self, *others: "Traffic") -> "Traffic":
         """All together."""
-        return reduce(lambda one, other: Bytes(*map(add, one, other)), others, self)
+        return reduce(lambda one, other: Traffic(*map(add, one, other)), others, self)
 
-    def times(self, copies: int) -> "Bytes":
+    def times(self, num_copies: int) -> "Traffic":
         """The same message to several."""
-        return Bytes(*(copies * part for part in self))
+        return Traffic(*(num_copies * part for part in self))
 
 
-class Exchanged(NamedTuple):
+class ExchangeResult(NamedTuple):
     """What came of one exchange. Fewer replies than asked for is normal."""
 
     replies: Sequence[Reply]
     rejected: list[tuple[int, str]]
-    down: Bytes
-    up: Bytes
+    downlink: Traffic
+    uplink: Traffic
 
     @property
     def clients(self) -> Sequence[int]:
         """Who replied."""
-        return self.replies.clients if isinstance(self.replies, Stack) else [reply.client for reply in self.replies]
+        return self.replies.clients if isinstance(self.replies, StackedReplies) else [reply.client for reply in self.replies]
 
 
-Exchange = Callable[[Clock, Packet, Sequence[int]], Exchanged]
+Exchange = Callable[[Clock, Packet, Sequence[int]], ExchangeResult]
 """Send this packet to these clients, give me their replies: all that differs between simulation and deployment."""
 
 
@@ -142,10 +142,10 @@ class Objective(Protocol):
     """A loss over a flat parameter vector, for a stack of clients at once."""
 
     layout: Layout
-    places: dict[str, tuple[slice, tuple[int, ...]]]
+    slices: dict[str, tuple[slice, tuple[int, ...]]]
     """where everything stands in the flat vector, by name: the layers, and what is free"""
 
-    def initial(self, draw: Draw) -> Tensor:
+    def initial_weights(self, draw: Draw) -> Tensor:
         """theta~ (p,) at the start."""
         ...
 
@@ -157,11 +157,11 @@ class Objective(Protocol):
         """What the model says of rows x (n, ...): predictions or logits."""
         ...
 
-    def empty_loss(self, batch: Batch) -> Tensor:
+    def zero_model_loss(self, batch: Batch) -> Tensor:
         """Mean loss (*k,) of a model whose weights are all zero; inf where that says nothing."""
         ...
 
-    def smoothness(self, rows: Batch, batch: int) -> Tensor:
+    def smoothness(self, examples: Batch, batch_size: int) -> Tensor:
         """L of the mini-batch loss of one client that owns `rows`."""
         ...
 
@@ -171,17 +171,17 @@ class Algorithm(Protocol):
     """A frozen dataclass of hyper-parameters with pure methods. State is explicit; noise is an argument."""
 
     @property
-    def exchanges(self) -> int:
+    def exchanges_per_round(self) -> int:
         """Exchanges a round: n(B) for gradient methods, 1 otherwise."""
         ...
 
     @property
-    def local_steps(self) -> int:
+    def steps_per_exchange(self) -> int:
         """Local steps per exchange."""
         ...
 
     @property
-    def batch_rows(self) -> int | None:
+    def examples_per_step(self) -> int | None:
         """Rows a step; None is all of a client's rows."""
         ...
 
@@ -191,29 +191,29 @@ class Algorithm(Protocol):
         ...
 
     @property
-    def reply_fields(self) -> frozenset[str]:
+    def all_reply_fields(self) -> frozenset[str]:
         """Fields and scalars that some client's packet may hold."""
         ...
 
-    def answers(self, packet: Packet, clock: Clock) -> frozenset[str]:
+    def expected_reply_fields(self, packet: Packet, clock: Clock) -> frozenset[str]:
         """Those of replies to a packet; another reply is refused."""
         ...
 
     @property
-    def projects(self) -> bool:
+    def needs_all_nonzero_weights(self) -> bool:
         """Whether a local step compares all weights with each other."""
         ...
 
     @property
-    def rest_alike(self) -> bool:
+    def unseen_weights_are_equal(self) -> bool:
         """Whether a client treats all weights alike that neither a sparse broadcast nor its rows speak of."""
         ...
 
-    def stackable(self, layout: Layout) -> bool:
+    def replies_have_equal_length(self, layout: Layout) -> bool:
         """Whether all clients' messages have one length."""
         ...
 
-    def client_rest(self, client: Any, missed: Tensor, clock: Clock) -> Any:
+    def apply_skipped_steps(self, client: Any, num_skipped: Tensor, clock: Clock) -> Any:
         """What local steps do to coordinates without a gradient, `missed` times each, where rows are sparse."""
         ...
 
@@ -233,7 +233,7 @@ class Algorithm(Protocol):
         """One local step of a stack of clients."""
         ...
 
-    def step_in_place(self, objective: Objective, client: Any, at: Tensor, batch: Batch, clock: Clock) -> bool:
+    def fused_sparse_step(self, objective: Objective, client: Any, at: Tensor, batch: Batch, clock: Clock) -> bool:
         """`client_step` on some features of a client that holds more, where they stand; False where there is no form of it for that."""
         ...
 
@@ -241,11 +241,11 @@ class Algorithm(Protocol):
         """What each client of the stack sends back."""
         ...
 
-    def read(self, packet: Packet, dtype: Any) -> dict[str, Tensor]:
+    def decode_dense(self, packet: Packet, dtype: Any) -> dict[str, Tensor]:
         """What a packet says, part by part, as full vectors."""
         ...
 
-    def said(self, packet: Packet, dtype: Any) -> dict[str, Part]:
+    def decode_sparse(self, packet: Packet, dtype: Any) -> dict[str, SparseVector]:
         """What a packet says, part by part, at its support."""
         ...
 
@@ -253,18 +253,18 @@ class Algorithm(Protocol):
         """The server after the replies to `packet`."""
         ...
 
-    def close(self, server: Any, clock: Clock) -> Any:
+    def end_round(self, server: Any, clock: Clock) -> Any:
         """Once a round: scaling, dual."""
         ...
 
-    def theta(self, server: Any) -> Tensor:
+    def parameters(self, server: Any) -> Tensor:
         """Test-time parameters (p,): exactly m are not zero."""
         ...
 
-    def full_theta(self, server: Any) -> Tensor:
+    def unprojected_parameters(self, server: Any) -> Tensor:
         """The server's parameters before the final projection."""
         ...
 
-    def info(self, server: Any) -> dict[str, Tensor]:
+    def diagnostics(self, server: Any) -> dict[str, Tensor]:
         """Numbers for people: densities, multiplier, violation."""
         ...

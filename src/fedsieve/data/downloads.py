@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-ENVIRONMENT = "FEDSIEVE_DATA"
+DATA_FOLDER_VARIABLE = "FEDSIEVE_DATA"
 SUFFIXES = {".gz": ("", ".gz"), ".bz2": ("", ".bz2")}
 
 
@@ -18,7 +18,7 @@ class DataError(ValueError):
     """Data that is missing, damaged or not what it should be; the message says what to do."""
 
 
-class Known(NamedTuple):
+class DataFile(NamedTuple):
     """A file of a public data set."""
 
     name: str
@@ -28,78 +28,80 @@ class Known(NamedTuple):
     """below the data folder, where it may lie"""
     sha256: str
     """of the compressed original; `first...last` where only its ends are known"""
-    address: str
-    member: str | None = None
+    url: str
+    archive_member: str | None = None
     """inside the archive at that address"""
     suffix: str = ".gz"
 
 
 def default_folder() -> Path:
     """Where files are looked for and fetched to unless a path is given."""
-    named = os.environ.get(ENVIRONMENT)
+    named = os.environ.get(DATA_FOLDER_VARIABLE)
     return Path(named) if named else Path.home() / ".cache" / "fedsieve"
 
 
-def places(folder: Path | None, known: Known) -> list[Path]:
+def candidate_paths(folder: Path | None, data_file: DataFile) -> list[Path]:
     """Every path the file may have."""
     top = folder or default_folder()
-    return [top / inner / (known.name + suffix) for inner in known.folders for suffix in SUFFIXES[known.suffix]]
+    return [top / inner / (data_file.name + suffix) for inner in data_file.folders for suffix in SUFFIXES[data_file.suffix]]
 
 
-def find(folder: Path | None, known: Known) -> Path:
+def find_file(folder: Path | None, data_file: DataFile) -> Path:
     """The file, or what to do about its absence."""
-    for path in places(folder, known):
+    for path in candidate_paths(folder, data_file):
         if path.is_file():
             return path
     top = folder or default_folder()
     raise DataError(
-        f"{known.name} not found in {top}; run `fedsieve data fetch {known.task}`, or put {known.name}{known.suffix} "
-        f"from {known.address} into {top / known.task}"
+        f"{data_file.name} not found in {top}; run `fedsieve data fetch {data_file.task}`, or put {data_file.name}{data_file.suffix} "
+        f"from {data_file.url} into {top / data_file.task}"
     )
 
 
-def verified(path: Path, known: Known) -> bool | None:
+def checksum_ok(path: Path, data_file: DataFile) -> bool | None:
     """Whether a file is the known one; None where it is uncompressed and has no known sum."""
-    if path.suffix != known.suffix:
+    if path.suffix != data_file.suffix:
         return None
-    return matches(sha256(path), known.sha256)
+    return hash_matches(file_sha256(path), data_file.sha256)
 
 
-def matches(found: str, wanted: str) -> bool:
+def hash_matches(digest: str, expected: str) -> bool:
     """Whether a hash is the wanted one, of which perhaps only the ends are known."""
-    first, _, last = wanted.partition("...")
-    return found.startswith(first) and found.endswith(last or first[-8:])
+    first, _, last = expected.partition("...")
+    return digest.startswith(first) and digest.endswith(last or first[-8:])
 
 
-def sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
     """The file's hash."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def fetch(known: Known, folder: Path, progress: Callable[[int, int], None]) -> Path:
+def fetch(data_file: DataFile, folder: Path, progress: Callable[[int, int], None]) -> Path:
     """Download the original, check its hash, then put it in place whole; an archive is opened and only the member kept."""
-    target = folder / known.task / (known.name + known.suffix)
+    target = folder / data_file.task / (data_file.name + data_file.suffix)
     target.parent.mkdir(parents=True, exist_ok=True)
-    data = download(known.address, folder, progress)
-    if known.member is not None:
+    data = download(data_file.url, folder, progress)
+    if data_file.archive_member is not None:
         try:
-            data = zipfile.ZipFile(io.BytesIO(data)).read(known.member)
+            data = zipfile.ZipFile(io.BytesIO(data)).read(data_file.archive_member)
         except (zipfile.BadZipFile, KeyError) as problem:
-            raise DataError(f"{known.address} is not the expected archive: {problem}") from None
+            raise DataError(f"{data_file.url} is not the expected archive: {problem}") from None
     found = hashlib.sha256(data).hexdigest()
-    if known.sha256 and not matches(found, known.sha256):
-        raise DataError(f"{known.name} from {known.address} hashes to {found[:12]}..., expected {known.sha256[:12]}...; nothing was kept")
+    if data_file.sha256 and not hash_matches(found, data_file.sha256):
+        raise DataError(
+            f"{data_file.name} from {data_file.url} hashes to {found[:12]}..., expected {data_file.sha256[:12]}...; nothing was kept"
+        )
     part = target.with_name(target.name + ".part")
     part.write_bytes(data)
     part.replace(target)
     return target
 
 
-def download(address: str, folder: Path, progress: Callable[[int, int], None]) -> bytes:
+def download(url: str, folder: Path, progress: Callable[[int, int], None]) -> bytes:
     """The bytes at an address."""
     try:
-        with urllib.request.urlopen(address, timeout=30) as answer:
+        with urllib.request.urlopen(url, timeout=30) as answer:
             total = int(answer.headers.get("Content-Length") or 0)
             data = bytearray()
             while piece := answer.read(1 << 18):
@@ -108,4 +110,4 @@ def download(address: str, folder: Path, progress: Callable[[int, int], None]) -
             return bytes(data)
     except (urllib.error.URLError, OSError) as problem:
         reason = getattr(problem, "reason", problem)
-        raise DataError(f"{address} cannot be reached ({reason}); fetch it elsewhere and put it into {folder}") from None
+        raise DataError(f"{url} cannot be reached ({reason}); fetch it elsewhere and put it into {folder}") from None

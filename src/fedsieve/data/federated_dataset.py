@@ -5,20 +5,27 @@ from typing import NamedTuple
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from fedsieve.data.partition import Partition, Parts, by_clusters, by_label, by_quantity, iid
+from fedsieve.data.partition import (
+    ClientIndices,
+    Partition,
+    partition_by_clusters,
+    partition_by_label,
+    partition_by_quantity,
+    partition_iid,
+)
 
 Matrix = np.ndarray | csr_matrix
 
 
-class Spread(NamedTuple):
+class PartitionSpec(NamedTuple):
     """How rows fall on clients."""
 
-    clients: int
+    num_clients: int
     partition: Partition
     alpha: float
 
 
-class Drawn(NamedTuple):
+class FederatedDataset(NamedTuple):
     """A task's rows, client after client, its test rows, the server's own, and the truth where it is known."""
 
     x: Matrix
@@ -34,26 +41,28 @@ class Drawn(NamedTuple):
     """what a reader of the result must know about the data"""
 
 
-def split(x: Matrix, labels: np.ndarray | None, spread: Spread, rng: np.random.Generator) -> Parts:
+def partition_indices(x: Matrix, labels: np.ndarray | None, spec: PartitionSpec, rng: np.random.Generator) -> ClientIndices:
     """The chosen partition of the rows; `labels` are classes, None where there are none."""
-    match spread.partition:
+    match spec.partition:
         case Partition.IID:
-            return iid(x.shape[0], spread.clients, rng)
+            return partition_iid(x.shape[0], spec.num_clients, rng)
         case Partition.QUANTITY:
-            return by_quantity(x.shape[0], spread.clients, spread.alpha, rng)
+            return partition_by_quantity(x.shape[0], spec.num_clients, spec.alpha, rng)
         case Partition.CLUSTERS:
-            return by_clusters(x, spread.clients, rng)
+            return partition_by_clusters(x, spec.num_clients, rng)
         case Partition.LABEL:
             if labels is None:
                 raise ValueError("federation.partition label needs one class a row, and this task has none; use quantity, iid or clusters")
-            return by_label(labels.astype(np.int64), spread.clients, spread.alpha, rng)
+            return partition_by_label(labels.astype(np.int64), spec.num_clients, spec.alpha, rng)
 
 
-def spread_rows(x: Matrix, y: np.ndarray, labels: np.ndarray | None, spread: Spread, rng: np.random.Generator, server_rows: int) -> tuple:
+def partition_dataset(
+    x: Matrix, y: np.ndarray, labels: np.ndarray | None, spec: PartitionSpec, rng: np.random.Generator, num_server_examples: int
+) -> tuple:
     """Rows ordered client after client with their counts, and the rows the server keeps for itself, taken first."""
     order = rng.permutation(x.shape[0])
-    mine, theirs = order[:server_rows], np.sort(order[server_rows:])
-    parts = split(x[theirs], None if labels is None else labels[theirs], spread, rng)
+    mine, theirs = order[:num_server_examples], np.sort(order[num_server_examples:])
+    parts = partition_indices(x[theirs], None if labels is None else labels[theirs], spec, rng)
     placed = theirs[np.concatenate(parts)]
     return x[placed], y[placed], np.array([len(part) for part in parts]), x[mine], y[mine]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 
-from fedsieve.data.downloads import DataError, Known, find
+from fedsieve.data.downloads import DataError, DataFile, find_file
 
-IMAGES, LABELS = 2051, 2049
-EMNIST_TRAIN_PART = 100_000
+IMAGES_MAGIC, LABELS_MAGIC = 2051, 2049
+MAX_EMNIST_TRAIN_EXAMPLES = 100_000
 """Where only EMNIST's test pair is present, its first rows (the file order is shuffled) are the training rows."""
 
 
@@ -23,9 +23,9 @@ def read_idx(path: Path) -> UInt8[np.ndarray, "n"] | UInt8[np.ndarray, "n 28 28"
     except (OSError, EOFError, zlib.error) as problem:
         raise DataError(f"{path} cannot be read: {problem}") from None
     header = np.frombuffer(data[:16], ">i4") if len(data) >= 16 else np.zeros(4, ">i4")
-    if len(data) >= 8 and int.from_bytes(data[:4], "big") == LABELS:
+    if len(data) >= 8 and int.from_bytes(data[:4], "big") == LABELS_MAGIC:
         count, begin, shape = int.from_bytes(data[4:8], "big"), 8, ()
-    elif header[0] == IMAGES and tuple(header[2:4]) == (28, 28):
+    elif header[0] == IMAGES_MAGIC and tuple(header[2:4]) == (28, 28):
         count, begin, shape = int(header[1]), 16, (28, 28)
     else:
         raise DataError(f"{path} is no IDX file of labels or of 28 x 28 images: it begins {data[:4].hex() or 'with nothing'}")
@@ -35,42 +35,42 @@ def read_idx(path: Path) -> UInt8[np.ndarray, "n"] | UInt8[np.ndarray, "n 28 28"
     return np.frombuffer(data, np.uint8, offset=begin).reshape(count, *shape)
 
 
-def read_pair(images: Path, labels: Path, classes: int) -> tuple[UInt8[np.ndarray, "n 28 28"], UInt8[np.ndarray, " n"]]:
+def read_pair(images: Path, labels: Path, num_classes: int) -> tuple[UInt8[np.ndarray, "n 28 28"], UInt8[np.ndarray, " n"]]:
     """Images with their labels."""
     x, y = read_idx(images), read_idx(labels)
     if x.ndim != 3 or y.ndim != 1:
         raise DataError(f"{images} must hold images and {labels} labels; they hold {x.ndim}- and {y.ndim}-dimensional items")
     if len(x) != len(y):
         raise DataError(f"{images} has {len(x)} images, {labels} has {len(y)} labels")
-    if len(y) and y.max() >= classes:
-        raise DataError(f"{labels} has a label {y.max()}; this task has classes 0 to {classes - 1}")
+    if len(y) and y.max() >= num_classes:
+        raise DataError(f"{labels} has a label {y.max()}; this task has classes 0 to {num_classes - 1}")
     return x, y
 
 
-def mnist(folder: Path | None) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray], str | None]:
+def read_mnist(folder: Path | None) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray], str | None]:
     """70,000 digits: training and test pairs."""
-    files = [find(folder, known) for known in MNIST]
+    files = [find_file(folder, known) for known in MNIST_FILES]
     return read_pair(files[0], files[1], 10), read_pair(files[2], files[3], 10), None
 
 
-def emnist(folder: Path | None) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray], str | None]:
+def read_emnist(folder: Path | None) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray], str | None]:
     """62 classes of characters, stored transposed; where only the test pair is present it is cut in two, and the note says so."""
-    test = read_pair(find(folder, EMNIST[2]), find(folder, EMNIST[3]), 62)
+    test = read_pair(find_file(folder, EMNIST_FILES[2]), find_file(folder, EMNIST_FILES[3]), 62)
     test = (np.ascontiguousarray(test[0].transpose(0, 2, 1)), test[1])
     try:
-        images, labels = find(folder, EMNIST[0]), find(folder, EMNIST[1])
+        images, labels = find_file(folder, EMNIST_FILES[0]), find_file(folder, EMNIST_FILES[1])
     except DataError:
-        cut = min(EMNIST_TRAIN_PART, len(test[1]) * 6 // 7)
+        cut = min(MAX_EMNIST_TRAIN_EXAMPLES, len(test[1]) * 6 // 7)
         note = f"EMNIST's test file only: its rows 0 to {cut - 1} train, the other {len(test[1]) - cut} test"
         return (test[0][:cut], test[1][:cut]), (test[0][cut:], test[1][cut:]), note
     x, y = read_pair(images, labels, 62)
     return (np.ascontiguousarray(x.transpose(0, 2, 1)), y), test, None
 
 
-_MNIST_HOME = "https://ossci-datasets.s3.amazonaws.com/mnist/"
-_EMNIST_HOME = "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip"
-MNIST = tuple(
-    Known(name, "mnist", ("", "mnist", "MNIST/raw", "raw"), sha256, _MNIST_HOME + name + ".gz")
+_MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+_EMNIST_URL = "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip"
+MNIST_FILES = tuple(
+    DataFile(name, "mnist", ("", "mnist", "MNIST/raw", "raw"), sha256, _MNIST_URL + name + ".gz")
     for name, sha256 in (
         ("train-images-idx3-ubyte", "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
         ("train-labels-idx1-ubyte", "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
@@ -78,8 +78,8 @@ MNIST = tuple(
         ("t10k-labels-idx1-ubyte", "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
     )
 )
-EMNIST = tuple(
-    Known(name, "emnist", ("", "emnist", "EMNIST/raw", "raw", "gzip"), sha256, _EMNIST_HOME, f"gzip/{name}.gz")
+EMNIST_FILES = tuple(
+    DataFile(name, "emnist", ("", "emnist", "EMNIST/raw", "raw", "gzip"), sha256, _EMNIST_URL, f"gzip/{name}.gz")
     for name, sha256 in (
         ("emnist-byclass-train-images-idx3-ubyte", "9e21987f...f4be5f0"),
         ("emnist-byclass-train-labels-idx1-ubyte", "f7ef403d...c02a8fa"),

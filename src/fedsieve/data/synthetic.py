@@ -6,11 +6,11 @@ from enum import StrEnum
 import numpy as np
 from jaxtyping import Float
 
-from fedsieve.core.random import stream
-from fedsieve.core.selection import kept_count
-from fedsieve.data.federated_dataset import Drawn, Spread, split
+from fedsieve.core.random import generator
+from fedsieve.core.selection import num_kept
+from fedsieve.data.federated_dataset import FederatedDataset, PartitionSpec, partition_indices
 
-TEST_ROWS = 10_000
+NUM_TEST_EXAMPLES = 10_000
 
 
 class Shift(StrEnum):
@@ -31,11 +31,11 @@ class Shift(StrEnum):
 class Synthetic:
     """What the generator needs to know."""
 
-    rows: int = 10_000
+    num_examples: int = 10_000
     """rows the clients hold together; the test set has 10,000 more"""
-    features: int = 1000
+    num_features: int = 1000
     """features of a row"""
-    classes: int = 10
+    num_classes: int = 10
     """classes of task mc"""
     true_density: float = 0.05
     """fraction of the true coefficients that are not zero"""
@@ -50,9 +50,9 @@ class Synthetic:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be generated."""
-        for name, least in (("rows", 1), ("features", 1), ("classes", 2)):
+        for name, least in (("num_examples", 1), ("num_features", 1), ("num_classes", 2)):
             if getattr(self, name) < least:
-                raise ValueError(f"data.{name} must be at least {least}; got {getattr(self, name)}")
+                raise ValueError(f"data.{name.replace('_', '-')} must be at least {least}; got {getattr(self, name)}")
         if not self.snr > 0:
             raise ValueError(f"data.snr must be above 0, it divides the noise; got {self.snr}")
         if not 0 <= self.correlation < 1:
@@ -60,47 +60,47 @@ class Synthetic:
         if not self.shift_scale >= 0:
             raise ValueError(f"data.shift-scale is a standard deviation and must be at least 0; got {self.shift_scale}")
         try:
-            kept_count(self.true_density, self.features)
+            num_kept(self.true_density, self.num_features)
         except ValueError as problem:
             raise ValueError(f"data.true-density: {problem}") from None
 
 
-def generate(task: str, data: Synthetic, spread: Spread, seed: int, server_rows: int = 0) -> Drawn:
+def generate(task: str, data: Synthetic, spec: PartitionSpec, seed: int, num_server_examples: int = 0) -> FederatedDataset:
     """Rows, targets and truth of `lr`, `lg` or `mc`, laid out client after client; test and server rows are never shifted (F1)."""
-    outputs = data.classes if task == "mc" else 1
-    truth = true_coefficients(outputs, data, stream(seed, "truth"))
-    x = correlated_rows(data.rows, data.features, data.correlation, stream(seed, "rows"))
+    outputs = data.num_classes if task == "mc" else 1
+    truth = true_coefficients(outputs, data, generator(seed, "truth"))
+    x = correlated_examples(data.num_examples, data.num_features, data.correlation, generator(seed, "rows"))
     signal = x @ truth.T
     sigma = float(np.sqrt((signal**2).mean() / data.snr))
-    noise = stream(seed, "noise").standard_normal(signal.shape, dtype=np.float32) * sigma
-    parts = split(x, None if task == "lr" else labels(task, signal + noise), spread, stream(seed, "partition"))
+    noise = generator(seed, "noise").standard_normal(signal.shape, dtype=np.float32) * sigma
+    parts = partition_indices(x, None if task == "lr" else make_targets(task, signal + noise), spec, generator(seed, "partition"))
     order = np.concatenate(parts)
     counts = np.array([len(part) for part in parts])
     x, noise = x[order], noise[order]
     if data.shift in (Shift.SCALAR_AFTER, Shift.VECTOR_AFTER):
-        y = labels(task, x @ truth.T + noise)
-        x += shifts(data, counts, stream(seed, "shift"))
+        y = make_targets(task, x @ truth.T + noise)
+        x += client_shifts(data, counts, generator(seed, "shift"))
     else:
         if data.shift is not Shift.NONE:
-            x += shifts(data, counts, stream(seed, "shift"))
-        y = labels(task, x @ truth.T + noise)
-    test_x, test_y = fresh_rows(task, data, truth, sigma, TEST_ROWS, seed, "test")
-    server_x, server_y = fresh_rows(task, data, truth, sigma, server_rows, seed, "server")
-    return Drawn(x, y, counts, test_x, test_y, server_x, server_y, truth)
+            x += client_shifts(data, counts, generator(seed, "shift"))
+        y = make_targets(task, x @ truth.T + noise)
+    test_x, test_y = unshifted_examples(task, data, truth, sigma, NUM_TEST_EXAMPLES, seed, "test")
+    server_x, server_y = unshifted_examples(task, data, truth, sigma, num_server_examples, seed, "server")
+    return FederatedDataset(x, y, counts, test_x, test_y, server_x, server_y, truth)
 
 
-def true_coefficients(outputs: int, data: Synthetic, rng: np.random.Generator) -> Float[np.ndarray, "c f"]:
+def true_coefficients(num_outputs: int, data: Synthetic, rng: np.random.Generator) -> Float[np.ndarray, "c f"]:
     """m = floor(rho f c) positions at random, each -1 or +1 (decision F1)."""
-    size = outputs * data.features
+    size = num_outputs * data.num_features
     truth = np.zeros(size, dtype=np.float32)
-    places = rng.choice(size, kept_count(data.true_density, size), replace=False)
+    places = rng.choice(size, num_kept(data.true_density, size), replace=False)
     truth[places] = rng.choice(np.array([-1, 1], dtype=np.float32), len(places))
-    return truth.reshape(outputs, data.features)
+    return truth.reshape(num_outputs, data.num_features)
 
 
-def correlated_rows(rows: int, features: int, correlation: float, rng: np.random.Generator) -> Float[np.ndarray, "n f"]:
+def correlated_examples(num_examples: int, num_features: int, correlation: float, rng: np.random.Generator) -> Float[np.ndarray, "n f"]:
     """Rows of N(0, Sigma), Sigma_ij = rho^|i-j|, by the AR(1) recursion x_j = rho x_{j-1} + sqrt(1 - rho^2) e_j in O(n f)."""
-    columns = rng.standard_normal((features, rows), dtype=np.float32)
+    columns = rng.standard_normal((num_features, num_examples), dtype=np.float32)
     columns[1:] *= np.float32(np.sqrt(1 - correlation**2))
     if correlation:
         for before, here in zip(columns[:-1], columns[1:], strict=True):
@@ -108,27 +108,27 @@ def correlated_rows(rows: int, features: int, correlation: float, rng: np.random
     return np.ascontiguousarray(columns.T)
 
 
-def labels(task: str, noisy: Float[np.ndarray, "n c"]) -> np.ndarray:
+def make_targets(task: str, noisy_logits: Float[np.ndarray, "n c"]) -> np.ndarray:
     """Targets from noisy logits: themselves, their sign, or the largest (L211)."""
     if task == "lr":
-        return noisy[:, 0]
+        return noisy_logits[:, 0]
     if task == "lg":
-        return (noisy[:, 0] > 0).astype(np.float32)
-    return noisy.argmax(1)
+        return (noisy_logits[:, 0] > 0).astype(np.float32)
+    return noisy_logits.argmax(1)
 
 
-def shifts(data: Synthetic, counts: np.ndarray, rng: np.random.Generator) -> Float[np.ndarray, "n f"]:
+def client_shifts(data: Synthetic, counts: np.ndarray, rng: np.random.Generator) -> Float[np.ndarray, "n f"]:
     """What is added to each row: its client's shift."""
     middle = rng.standard_normal((len(counts), 1), dtype=np.float32) * np.float32(data.shift_scale)
     if data.shift in (Shift.VECTOR, Shift.VECTOR_AFTER):
-        middle = middle + rng.standard_normal((len(counts), data.features), dtype=np.float32)
+        middle = middle + rng.standard_normal((len(counts), data.num_features), dtype=np.float32)
     return np.repeat(middle, counts, axis=0)
 
 
-def fresh_rows(
-    task: str, data: Synthetic, truth: np.ndarray, sigma: float, rows: int, seed: int, purpose: str
+def unshifted_examples(
+    task: str, data: Synthetic, truth: np.ndarray, noise_std: float, num_examples: int, seed: int, purpose: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """Unshifted rows of the same distribution."""
-    x = correlated_rows(rows, data.features, data.correlation, stream(seed, f"{purpose} rows"))
-    noise = stream(seed, f"{purpose} noise").standard_normal((rows, len(truth)), dtype=np.float32) * sigma
-    return x, labels(task, x @ truth.T + noise)
+    x = correlated_examples(num_examples, data.num_features, data.correlation, generator(seed, f"{purpose} rows"))
+    noise = generator(seed, f"{purpose} noise").standard_normal((num_examples, len(truth)), dtype=np.float32) * noise_std
+    return x, make_targets(task, x @ truth.T + noise)

@@ -16,33 +16,33 @@ from types import TracebackType
 from typing import Any, Self
 
 LOOPBACK = "127.0.0.1"
-COMMANDS = ("flower-superlink", "flower-supernode", "flwr")
-NAME = "here"
+FLOWER_COMMANDS = ("flower-superlink", "flower-supernode", "flwr")
+CONNECTION = "here"
 """What the superlink is called in Flower's configuration."""
-QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+NO_TELEMETRY = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 START_SECONDS = 120.0
-LONGEST_RAY_HOME = 38
+MAX_RAY_HOME_LENGTH = 38
 """Ray puts sockets 68 letters below its folder, and their names may have 107; in a deeper one it keeps its own."""
 STOP_SECONDS = 10.0
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 PR_SET_PDEATHSIG = 1
 
 
-class FederationError(RuntimeError):
+class LocalClusterError(RuntimeError):
     """A process of the federation did not do what it was started for."""
 
 
-class Federation:
+class LocalCluster:
     """Processes with one `FLWR_HOME` and one folder of logs. Leaving the context ends all of them, and what they started."""
 
     def __init__(self, home: Path, logs: Path, connection: Mapping[str, Any] | None = None) -> None:
         self.home = home
         self.logs = logs
-        self.port = free_port()
+        self.port = find_free_port()
         self.processes: dict[str, subprocess.Popen] = {}
         self.sessions: set[int] = set()
         settings = {"address": f"{LOOPBACK}:{self.port}", **(connection or {"insecure": True})}
-        lines = [f"[superlink.{NAME}]", *(f"{name} = {json.dumps(value)}" for name, value in settings.items())]
+        lines = [f"[superlink.{CONNECTION}]", *(f"{name} = {json.dumps(value)}" for name, value in settings.items())]
         home.mkdir(parents=True, exist_ok=True)
         logs.mkdir(parents=True, exist_ok=True)
         (home / "config.toml").write_text("\n".join(lines) + "\n")
@@ -53,27 +53,29 @@ class Federation:
     def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
 
-    def superlink(self, arguments: Sequence[str] = ("--insecure",)) -> None:
+    def start_superlink(self, arguments: Sequence[str] = ("--insecure",)) -> None:
         """Start the superlink and wait until it listens."""
         where = ("--host", LOOPBACK, "--port", str(self.port), "--disable-runtime-dependency-installation")
-        process = self.start("superlink", "flower-superlink", *where, *arguments)
+        process = self.start_process("superlink", "flower-superlink", *where, *arguments)
         deadline = time.monotonic() + START_SECONDS
-        while not listens(self.port):
+        while not is_listening(self.port):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise FederationError(f"the superlink does not listen on port {self.port}; its last words: {self.last_words('superlink')}")
+                raise LocalClusterError(f"the superlink does not listen on port {self.port}; its last words: {self.log_tail('superlink')}")
             time.sleep(0.1)
 
-    def node(self, client: int, clients: int, arguments: Sequence[str] = ("--insecure",), name: str | None = None) -> subprocess.Popen:
+    def start_node(
+        self, client: int, num_clients: int, arguments: Sequence[str] = ("--insecure",), name: str | None = None
+    ) -> subprocess.Popen:
         """Start the node of one client."""
-        where = ("--superlink", f"{LOOPBACK}:{self.port}", "--host", LOOPBACK, "--port", str(free_port()))
-        config = ("--node-config", f"partition-id={client} num-partitions={clients}")
-        return self.start(name or f"node-{client}", "flower-supernode", *where, *config, *arguments)
+        where = ("--superlink", f"{LOOPBACK}:{self.port}", "--host", LOOPBACK, "--port", str(find_free_port()))
+        config = ("--node-config", f"partition-id={client} num-partitions={num_clients}")
+        return self.start_process(name or f"node-{client}", "flower-supernode", *where, *config, *arguments)
 
-    def start(self, name: str, command: str, *arguments: str) -> subprocess.Popen:
+    def start_process(self, name: str, command: str, *arguments: str) -> subprocess.Popen:
         """Start a process in a group of its own, so that what it starts ends with it."""
         with (self.logs / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [executable(command), *arguments],
+                [find_executable(command), *arguments],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
@@ -84,62 +86,64 @@ class Federation:
         self.processes[name] = process
         return process
 
-    def flwr(self, *arguments: str) -> str:
+    def run_flwr(self, *arguments: str) -> str:
         """What a command of Flower's says."""
-        command = [executable("flwr"), *arguments]
+        command = [find_executable("flwr"), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, env=self.environment, check=False)
         if done.returncode != 0:
-            raise FederationError(f"flwr {' '.join(arguments)} failed: {' '.join((done.stderr or done.stdout).split())}")
+            raise LocalClusterError(f"flwr {' '.join(arguments)} failed: {' '.join((done.stderr or done.stdout).split())}")
         return done.stdout
 
-    def submit(self, app: Path, settings: Mapping[str, Any], simulated: int | None = None) -> str:
+    def submit(self, app: Path, settings: Mapping[str, Any], num_simulated: int | None = None) -> str:
         """Start a run of an app, and give its number; `simulated` is how many nodes the superlink is to simulate."""
         chosen = self.home / "run.toml"  # in a file any text survives; on the command line Flower splits at blanks
         chosen.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()))
-        words = ["run", str(app), NAME, "--format", "json", "--run-config", str(chosen)]
-        if simulated is not None:
-            words += ["--federation-config", f"num-supernodes={simulated} client-resources-num-cpus=1"]
-        started = answer(self.flwr(*words))
+        words = ["run", str(app), CONNECTION, "--format", "json", "--run-config", str(chosen)]
+        if num_simulated is not None:
+            words += ["--federation-config", f"num-supernodes={num_simulated} client-resources-num-cpus=1"]
+        started = parse_json(self.run_flwr(*words))
         if not started.get("success"):
-            raise FederationError(f"Flower does not start the run: {started.get('error-message', started)}")
+            raise LocalClusterError(f"Flower does not start the run: {started.get('error-message', started)}")
         return str(started["run-id"])
 
-    def follow(self, run: str) -> subprocess.Popen:
+    def stream_log(self, run_id: str) -> subprocess.Popen:
         """A process that writes the log of a run's server and ends with the run."""
-        return self.start(f"server-{run}", "flwr", "log", run, NAME, "--stream")
+        return self.start_process(f"server-{run_id}", "flwr", "log", run_id, CONNECTION, "--stream")
 
-    def status(self, run: str) -> tuple[str, str]:
+    def status(self, run_id: str) -> tuple[str, str]:
         """How a run stands, and why: Flower's own exit codes do not say that a run failed."""
-        found = answer(self.flwr("list", NAME, "--run-id", run, "--format", "json"))["runs"][0]
+        found = parse_json(self.run_flwr("list", CONNECTION, "--run-id", run_id, "--format", "json"))["runs"][0]
         return found["status"], found["status-details"]
 
-    def last_words(self, name: str) -> str:
+    def log_tail(self, name: str) -> str:
         """The end of a process's log, in one line."""
         return " ".join((self.logs / f"{name}.log").read_text(errors="replace").split())[-500:]
 
     def kill(self, name: str) -> None:
         """End a process and all it started at once, without a chance to tidy up."""
         process = self.processes.pop(name)
-        end(process, signal.SIGKILL)
+        signal_group(process, signal.SIGKILL)
         process.wait()
 
     def stop(self) -> None:
         """End everything, politely first."""
-        self.strays()  # while all are there to say to which session they belong
+        self.leftover_processes()  # while all are there to say to which session they belong
         for process in self.processes.values():
-            end(process, signal.SIGTERM)
+            signal_group(process, signal.SIGTERM)
         deadline = time.monotonic() + STOP_SECONDS
-        while any(alive(process) for process in self.processes.values()) and time.monotonic() < deadline:
+        while any(is_alive(process) for process in self.processes.values()) and time.monotonic() < deadline:
             time.sleep(0.1)
         for name in list(self.processes):
             self.kill(name)
-        while (left := self.strays()) and time.monotonic() < deadline + STOP_SECONDS:  # Ray's daemons leave the group they were started in
+        while (
+            left := self.leftover_processes()
+        ) and time.monotonic() < deadline + STOP_SECONDS:  # Ray's daemons leave the group they were started in
             for number in left:
                 with suppress(ProcessLookupError):
                     os.kill(number, signal.SIGKILL)
             time.sleep(0.05)
 
-    def strays(self) -> list[int]:
+    def leftover_processes(self) -> list[int]:
         """Processes of this federation that are still there, where the system tells: those with its `FLWR_HOME`, and all of their sessions.
 
         Ray's agents write a title over the environment they were started with; their session still tells.
@@ -162,9 +166,9 @@ class Federation:
         """That of this process, with this Python's commands first, Flower's own folder, and no word to anybody outside."""
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
         own = {"PATH": path, "FLWR_HOME": str(self.home), "PYTHONUNBUFFERED": "1"}
-        if len(str(self.home)) < LONGEST_RAY_HOME:
+        if len(str(self.home)) < MAX_RAY_HOME_LENGTH:
             own["RAY_TMPDIR"] = str(self.home)
-        return {**os.environ, **QUIET, **own}
+        return {**os.environ, **NO_TELEMETRY, **own}
 
 
 def end_with_parent() -> None:
@@ -172,34 +176,34 @@ def end_with_parent() -> None:
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def executable(command: str) -> str:
+def find_executable(command: str) -> str:
     """Flower's command beside this Python."""
     found = shutil.which(command, path=str(Path(sys.executable).parent)) or shutil.which(command)
     if found is None:
-        raise FederationError(f"{command} is not installed; install Flower with: pip install 'fedsieve[flower]'")
+        raise LocalClusterError(f"{command} is not installed; install Flower with: pip install 'fedsieve[flower]'")
     return found
 
 
-def answer(text: str) -> dict[str, Any]:
+def parse_json(text: str) -> dict[str, Any]:
     """The JSON object in what Flower prints, which may begin with other lines."""
     return json.loads(text[text.index("{") :])
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """A port nobody listens on."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return probe.getsockname()[1]
 
 
-def listens(port: int) -> bool:
+def is_listening(port: int) -> bool:
     """Whether somebody listens on a port of this machine."""
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex((LOOPBACK, port)) == 0
 
 
-def alive(process: subprocess.Popen) -> bool:
+def is_alive(process: subprocess.Popen) -> bool:
     """Whether anything is left of a process's group."""
     process.poll()
     try:
@@ -209,7 +213,7 @@ def alive(process: subprocess.Popen) -> bool:
     return True
 
 
-def end(process: subprocess.Popen, how: signal.Signals) -> None:
+def signal_group(process: subprocess.Popen, signal_number: signal.Signals) -> None:
     """Send a signal to a process and all it started."""
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, how)
+        os.killpg(process.pid, signal_number)

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsieve.core.reply_validation import Screen
-from fedsieve.runtime.client_data import Rows
-from fedsieve.runtime.context import Party
-from fedsieve.runtime.loop import Loop
+from fedsieve.core.reply_validation import ReplyLimits
+from fedsieve.runtime.client_data import ClientData
+from fedsieve.runtime.context import RunContext
+from fedsieve.runtime.loop import LoopEngine
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(Party):
+class DeploymentConfig(RunContext):
     """What the server and every client know of a run."""
 
     clients: int
@@ -33,15 +33,15 @@ class Plan(Party):
     """how long the server waits for the answers of one exchange"""
     start_seconds: float = 300.0
     """how long the server waits for all clients before the first round"""
-    screen: Screen = Screen()  # noqa: RUF009
+    reply_limits: ReplyLimits = ReplyLimits()  # noqa: RUF009
     """what a reply may be at most"""
     threads: int = 1
     """threads for tensor arithmetic; results repeat bit for bit for one number of threads"""
     run_dir: Path | None = None
     """where the server keeps rounds, checkpoints and the model; None keeps nothing"""
-    known_start: bool = True
+    start_from_seed: bool = True
     """whether every party can draw the start from the seed"""
-    measure: Callable[[Tensor], dict[str, float]] | None = None
+    evaluate: Callable[[Tensor], dict[str, float]] | None = None
     """what the server can say of a model after every round, by name"""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """all of this as plain values, for records"""
@@ -59,13 +59,13 @@ class Plan(Party):
                 raise ValueError(f"{name.replace('_', '-')} must be above 0 and finite; got {getattr(self, name):g}")
         self.algorithm.final_budget(self.objective.layout)
 
-    def needed(self, asked: int) -> int:
+    def min_replies(self, num_asked: int) -> int:
         """How many of those asked must answer."""
-        return max(1, ceil(self.quorum * asked - 1e-9))
+        return max(1, ceil(self.quorum * num_asked - 1e-9))
 
-    def site(self, client: int, x: np.ndarray | Tensor, y: np.ndarray | Tensor) -> Loop:
+    def client_engine(self, client: int, x: np.ndarray | Tensor, y: np.ndarray | Tensor) -> LoopEngine:
         """What client number `client` computes with, over its own rows."""
-        x, y = (self._tensor(part) for part in (x, y))
+        x, y = (self._to_tensor(part) for part in (x, y))
         if not 0 <= client < self.clients:
             raise ValueError(f"partition-id {client} is not below clients {self.clients}; number the nodes from 0")
         if len(x) != len(y):
@@ -73,10 +73,10 @@ class Plan(Party):
         if not all(part.isfinite().all() for part in (x, y)):
             raise ValueError("a row holds a value that is not a finite number; clean the rows first")
         torch.set_num_threads(self.threads)
-        rows = Rows(x, y, [0] * client + [len(y)], self.objective, self.algorithm.batch_rows)
-        parts = {name: getattr(self, name) for name in Party.__dataclass_fields__}
-        return Loop(**parts, rows=rows)
+        rows = ClientData(x, y, [0] * client + [len(y)], self.objective, self.algorithm.examples_per_step)
+        parts = {name: getattr(self, name) for name in RunContext.__dataclass_fields__}
+        return LoopEngine(**parts, data=rows)
 
-    def _tensor(self, part: np.ndarray | Tensor) -> Tensor:
-        tensor = torch.as_tensor(part)
+    def _to_tensor(self, array: np.ndarray | Tensor) -> Tensor:
+        tensor = torch.as_tensor(array)
         return tensor.to(device=self.device, dtype=self.dtype if tensor.is_floating_point() else torch.int64)

@@ -11,24 +11,24 @@ from rich.console import Console
 from rich.table import Table
 from scipy.special import stdtrit
 
-from fedsieve.algorithms import METHODS
-from fedsieve.formatting import number, size
+from fedsieve.algorithms import ALGORITHMS
+from fedsieve.formatting import format_bytes, format_number
 from fedsieve.storage import run_directory
 
 if TYPE_CHECKING:
-    from fedsieve.experiments.config import Run
+    from fedsieve.experiments.config import RunConfig
 
 Row = dict[str, Any]
 
 
-def parse(methods: str, seeds: str) -> tuple[list[str], list[int]]:
+def parse_algorithms_and_seeds(algorithms: str, seeds: str) -> tuple[list[str], list[int]]:
     """Names and seeds from comma-separated text, each once."""
-    names = [name.strip() for name in methods.split(",") if name.strip()]
-    unknown = [name for name in names if name not in METHODS]
+    names = [name.strip() for name in algorithms.split(",") if name.strip()]
+    unknown = [name for name in names if name not in ALGORITHMS]
     if unknown or not names:
-        raise ValueError(f"--methods takes names out of {', '.join(METHODS)}; got {', '.join(unknown) or 'none'}")
+        raise ValueError(f"--algorithms takes names out of {', '.join(ALGORITHMS)}; got {', '.join(unknown) or 'none'}")
     if len(set(names)) < len(names):
-        raise ValueError(f"--methods names a method twice: {methods}")
+        raise ValueError(f"--algorithms names a method twice: {algorithms}")
     try:
         numbers = [int(part) for part in seeds.split(",") if part.strip()]
     except ValueError:
@@ -38,41 +38,43 @@ def parse(methods: str, seeds: str) -> tuple[list[str], list[int]]:
     return names, numbers
 
 
-def identity(runs: "Sequence[Sequence[Run]]") -> str:
+def comparison_id(runs: "Sequence[Sequence[RunConfig]]") -> str:
     """A folder name that follows from the settings."""
-    text = json.dumps([run.config for row in runs for run in row], sort_keys=True)
+    text = json.dumps([run.settings_dict for row in runs for run in row], sort_keys=True)
     return f"compare-{runs[0][0].task}-{blake2b(text.encode(), digest_size=4).hexdigest()}"
 
 
-def place(run: "Run") -> str:
+def run_name(run: "RunConfig") -> str:
     """The folder of a run within its comparison."""
-    return f"{run.method}-seed{run.seed}"
+    return f"{run.algorithm_name}-seed{run.seed}"
 
 
-def broke_off(folder: Path, runs: "Sequence[Sequence[Run]]") -> bool:
+def is_resumable(folder: Path, runs: "Sequence[Sequence[RunConfig]]") -> bool:
     """Whether a folder holds a comparison without a result, which then goes on; refused if some of its runs are not of this one."""
     held = {path.parent.name for path in folder.glob(f"*/{run_directory.CONFIG}")}
     if not held or (folder / run_directory.RESULT).exists():
         return False
-    if strange := sorted(held - {place(run) for row in runs for run in row}):
-        raise run_directory.FolderError(f"--out {folder} holds a comparison of other runs: {', '.join(strange)}; choose another folder")
+    if strange := sorted(held - {run_name(run) for row in runs for run in row}):
+        raise run_directory.RunDirectoryError(
+            f"--out {folder} holds a comparison of other runs: {', '.join(strange)}; choose another folder"
+        )
     return True
 
 
-def spent(rows: list[Row]) -> np.ndarray:
+def cumulative_bytes(rows: list[Row]) -> np.ndarray:
     """Bytes that crossed up to each round, both ways."""
     return np.cumsum([row["bytes_up"] + row["bytes_down"] for row in rows])
 
 
-def at_bytes(rows: list[Row], metric: str, limit: float) -> float | None:
+def value_at_bytes(rows: list[Row], metric: str, max_bytes: float) -> float | None:
     """The metric after the last round that `limit` bytes pay for."""
-    paid = int((spent(rows) <= limit).sum())
+    paid = int((cumulative_bytes(rows) <= max_bytes).sum())
     return rows[paid - 1][metric] if paid else None
 
 
-def paired(values: Sequence[float | None], base: Sequence[float | None]) -> dict[str, float | None]:
+def paired_difference(values: Sequence[float | None], reference: Sequence[float | None]) -> dict[str, float | None]:
     """Mean difference over seeds both have, its standard error and the half-width of its 95 % t interval (None from a single seed)."""
-    differences = np.array([v - b for v, b in zip(values, base, strict=True) if v is not None and b is not None])
+    differences = np.array([v - b for v, b in zip(values, reference, strict=True) if v is not None and b is not None])
     if not len(differences):
         return {"difference": None, "interval": None, "error": None}
     if len(differences) == 1:
@@ -82,7 +84,7 @@ def paired(values: Sequence[float | None], base: Sequence[float | None]) -> dict
     return {"difference": float(differences.mean()), "interval": half, "error": error}
 
 
-def spread(values: Sequence[float | None]) -> dict[str, float | None]:
+def mean_and_sd(values: Sequence[float | None]) -> dict[str, float | None]:
     """Mean and sd of those there are."""
     there = np.array([v for v in values if v is not None], dtype=float)
     return {
@@ -91,62 +93,65 @@ def spread(values: Sequence[float | None]) -> dict[str, float | None]:
     }
 
 
-def compare(histories: dict[str, list[list[Row]]], metric: str, seeds: list[int]) -> dict[str, Any]:
+def compare_histories(histories: dict[str, list[list[Row]]], metric: str, seeds: list[int]) -> dict[str, Any]:
     """One entry a method: at the end of its rounds, and at the bytes of the cheapest method of each seed."""
-    limits = [min(spent(histories[name][i])[-1] for name in histories) for i in range(len(seeds))]
+    limits = [min(cumulative_bytes(histories[name][i])[-1] for name in histories) for i in range(len(seeds))]
     final = {name: [rows[-1][metric] for rows in per_seed] for name, per_seed in histories.items()}
     equal = {
-        name: [at_bytes(rows, metric, limit) for rows, limit in zip(per_seed, limits, strict=True)] for name, per_seed in histories.items()
+        name: [value_at_bytes(rows, metric, limit) for rows, limit in zip(per_seed, limits, strict=True)]
+        for name, per_seed in histories.items()
     }
     base = next(iter(histories))
     table = {}
     for name, per_seed in histories.items():
         table[name] = {
             "rounds": len(per_seed[0]),
-            "equal_rounds": {**spread(final[name]), **paired(final[name], final[base]), "values": final[name]},
-            "equal_bytes": {**spread(equal[name]), **paired(equal[name], equal[base]), "values": equal[name]},
-            "tdr": spread([rows[-1].get("tdr") for rows in per_seed]),
+            "equal_rounds": {**mean_and_sd(final[name]), **paired_difference(final[name], final[base]), "values": final[name]},
+            "equal_bytes": {**mean_and_sd(equal[name]), **paired_difference(equal[name], equal[base]), "values": equal[name]},
+            "tdr": mean_and_sd([rows[-1].get("tdr") for rows in per_seed]),
             **{
                 f"bytes_{way}{part}": float(np.mean([sum(row[f"bytes_{way}{part}"] for row in rows) for rows in per_seed]))
                 for way in ("up", "down")
-                for part in ("", "_payload", "_formula")
+                for part in ("", "_payload", "_paper_formula")
             },
         }
     return {"metric": metric, "seeds": seeds, "base": base, "equal_bytes_limit": float(np.mean(limits)), "methods": table}
 
 
-def _mean_sd(part: dict[str, float | None]) -> str:
-    if part["mean"] is None:
+def _format_mean_and_sd(statistics: dict[str, float | None]) -> str:
+    if statistics["mean"] is None:
         return "no round fits"
-    return number(part["mean"]) + (f" +- {number(part['sd'])}" if part["sd"] is not None else "")
+    return format_number(statistics["mean"]) + (f" +- {format_number(statistics['sd'])}" if statistics["sd"] is not None else "")
 
 
-def _difference(part: dict[str, float | None]) -> str:
-    if part["difference"] is None:
+def _format_difference(statistics: dict[str, float | None]) -> str:
+    if statistics["difference"] is None:
         return ""
-    return f"{part['difference']:+.4f}" + (f" +- {number(part['interval'])}" if part["interval"] is not None else "")
+    return f"{statistics['difference']:+.4f}" + (
+        f" +- {format_number(statistics['interval'])}" if statistics["interval"] is not None else ""
+    )
 
 
-def show(result: dict[str, Any]) -> None:
+def print_comparison(result: dict[str, Any]) -> None:
     """The table, narrow enough for a terminal of 80 columns: one block for equal rounds, one for equal bytes."""
     console = Console(highlight=False)
     seeds = ", ".join(map(str, result["seeds"]))
     for key, title in (
         ("equal_rounds", "after all rounds"),
-        ("equal_bytes", f"at {size(result['equal_bytes_limit'])} sent, what the cheapest needs"),
+        ("equal_bytes", f"at {format_bytes(result['equal_bytes_limit'])} sent, what the cheapest needs"),
     ):
         table = Table(title=f"{result['metric']} {title} (mean +- sd, seeds {seeds})", title_justify="left")
         for column in ("method", result["metric"], f"less {result['base']} (95 %)", "TDR", "bytes"):
             table.add_column(column, justify="left" if column == "method" else "right")
         for name, entry in result["methods"].items():
             part = entry[key]
-            own = "" if name == result["base"] else _difference(part)
+            own = "" if name == result["base"] else _format_difference(part)
             table.add_row(
                 name,
-                _mean_sd(part),
+                _format_mean_and_sd(part),
                 own,
                 "" if entry["tdr"]["mean"] is None else f"{entry['tdr']['mean']:.2f}",
-                size(entry["bytes_up"] + entry["bytes_down"]),
+                format_bytes(entry["bytes_up"] + entry["bytes_down"]),
             )
         console.print(table)
     console.print(f"runs in {result['run']}")

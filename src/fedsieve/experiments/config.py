@@ -12,20 +12,20 @@ from typing import Any
 import torch
 
 from fedsieve import wire
-from fedsieve.algorithms import METHODS, algorithm_class
-from fedsieve.algorithms.base import Method
-from fedsieve.core.aggregation import Mean, Weighting
-from fedsieve.core.selection import Schedule, exact_floor
+from fedsieve.algorithms import ALGORITHMS, algorithm_class
+from fedsieve.algorithms.base import BaseAlgorithm
+from fedsieve.core.aggregation import Aggregator, ClientWeighting
+from fedsieve.core.selection import DensitySchedule, floor_of_decimal
 from fedsieve.core.types import Objective
 from fedsieve.data.partition import Partition
-from fedsieve.experiments.tasks import TASKS, Task, settings_of, task_of
+from fedsieve.experiments.tasks import TASKS, Task, default_options, get_task
 from fedsieve.objectives.linear import Linear, Loss
-from fedsieve.objectives.module import Group
+from fedsieve.objectives.module import GateGranularity
 from fedsieve.runtime.failures import Failures
 from fedsieve.runtime.privacy import Privacy
 from fedsieve.runtime.rounds import cohort_size
 
-SECTIONS = ("data", "federation", "gates", "failures", "privacy", "algorithm")
+SECTIONS = ("data", "federation", "failures", "privacy", "algorithm")
 """The parts of a run that have options of their own."""
 
 
@@ -43,16 +43,16 @@ class Precision(StrEnum):
     DOUBLE = "double"
 
 
-class Counting(StrEnum):
+class ByteCounting(StrEnum):
     """How bytes are counted in simulation."""
 
-    ENCODED = "encoded"
+    EXACT = "exact"
     """every message is encoded"""
     SAMPLED = "sampled"
     """one reply of each exchange is encoded and stands for all: faster, totals only"""
 
 
-class Judge(StrEnum):
+class EvaluationSplit(StrEnum):
     """Which rows a run is measured on."""
 
     TEST = "test"
@@ -60,15 +60,8 @@ class Judge(StrEnum):
     """a tenth of each client's rows, held out of training: what tuning may look at (decision F8)"""
 
 
-class Centring(StrEnum):
-    """Whether clients centre their own features (and, for regression, targets) before training (decision F3)."""
-
-    NONE = "none"
-    CLIENT = "client"
-
-
 @dataclass(frozen=True, kw_only=True)
-class Federation:
+class FederationConfig:
     """Who takes part and how much each counts."""
 
     clients: int | None = None
@@ -79,21 +72,19 @@ class Federation:
     """how rows fall on clients (default: the task's)"""
     alpha: float = 0.5
     """Dirichlet parameter of skewed partitions; 1000 is as good as IID"""
-    weights: Weighting | None = None
+    client_weighting: ClientWeighting | None = None
     """how much each client of a cohort counts (default: the method's own)"""
-    central: bool = False
-    """one client holds all rows: the upper bound"""
-    centring: Centring = Centring.NONE
+    center_features: bool = False
     """clients subtract the mean of their own features, and of their targets in regression"""
-    server_rows: int = 0
+    server_examples: int = 0
     """rows the server owns and tunes on after every exchange"""
-    mean: Mean = Mean.WEIGHTED
+    aggregator: Aggregator = Aggregator.WEIGHTED
     """what stands in the middle of a cohort's replies; all but weighted are robust, and give each client one say unless weights are set"""
-    tolerate: float | None = None
+    max_malicious_fraction: float | None = None
     """share of a cohort that may be hostile, for the trimmed mean and krum (default: 0.3)"""
-    norm_limit: float | None = None
+    max_norm_ratio: float | None = None
     """a reply is rejected if it moves so many times as far as the cohort's median (default: 100; none for gradient methods)"""
-    most_examples: int | None = None
+    max_claimed_examples: int | None = None
     """a reply that claims more examples is rejected (default: what the largest client holds)"""
 
     def __post_init__(self) -> None:
@@ -106,33 +97,29 @@ class Federation:
             )
         if not 0 < self.alpha < inf:
             raise ValueError(f"federation.alpha is a Dirichlet parameter and must be above 0 and finite; got {self.alpha:g}")
-        if self.server_rows < 0:
-            raise ValueError(f"federation.server-rows must be at least 0; got {self.server_rows}")
-        if self.tolerate is not None and self.mean not in (Mean.TRIMMED, Mean.KRUM):
-            raise ValueError(f"federation.tolerate is of the trimmed mean and krum; with federation.mean {self.mean} leave it out")
-        if self.norm_limit is not None and not self.norm_limit >= 1:
+        if self.server_examples < 0:
+            raise ValueError(f"federation.server-examples must be at least 0; got {self.server_examples}")
+        if self.max_malicious_fraction is not None and self.aggregator not in (Aggregator.TRIMMED, Aggregator.KRUM):
             raise ValueError(
-                f"federation.norm-limit must be at least 1, or half of every cohort would be rejected; got {self.norm_limit:g}"
+                f"federation.max-malicious-fraction is of the trimmed mean and krum; with federation.aggregator {self.aggregator} leave it out"
             )
-        if self.most_examples is not None and self.most_examples < 1:
-            raise ValueError(f"federation.most-examples must be at least 1, or every reply would be rejected; got {self.most_examples}")
+        if self.max_norm_ratio is not None and not self.max_norm_ratio >= 1:
+            raise ValueError(
+                f"federation.max-norm-ratio must be at least 1, or half of every cohort would be rejected; got {self.max_norm_ratio:g}"
+            )
+        if self.max_claimed_examples is not None and self.max_claimed_examples < 1:
+            raise ValueError(
+                f"federation.max-claimed-examples must be at least 1, or every reply would be rejected; got {self.max_claimed_examples}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gating:
-    """What a gate stands before."""
-
-    group: Group = Group.WEIGHT
-    """what shares a gate and is kept or dropped whole"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
+class RunConfig:
     """Everything that decides a result."""
 
     task: str = "lr"
     """what is learned; --data.* are the options of this task"""
-    method: str = "sieve"
+    algorithm_name: str = "sieve"
     """who learns; --algorithm.* are the options of this method"""
     density: float | None = None
     """fraction of weights that may be non-zero (default: the task's, mostly 0.05)"""
@@ -148,31 +135,34 @@ class Run:
     """where tensors live"""
     threads: int = 1
     """threads for tensor arithmetic; results repeat bit for bit for one number of threads"""
-    bytes: Counting = Counting.ENCODED
-    """encoded: every message is; sampled: one reply an exchange stands for all"""
-    judge: Judge = Judge.TEST
+    byte_counting: ByteCounting = ByteCounting.EXACT
+    """exact: every message is; sampled: one reply an exchange stands for all"""
+    evaluate_on: EvaluationSplit = EvaluationSplit.TEST
     """rows a run is measured on: test, or for tuning a tenth of each client's rows held out (validation)"""
+    gate_granularity: GateGranularity = GateGranularity.WEIGHT
+    """what shares one gate and is kept or dropped as a whole"""
+    centralized: bool = False
+    """train one client that holds all examples, as an upper bound"""
     data: Any = None
-    federation: Federation = field(default_factory=Federation)
-    gates: Gating = field(default_factory=Gating)
+    federation: FederationConfig = field(default_factory=FederationConfig)
     failures: Failures = field(default_factory=Failures)
     privacy: Privacy = field(default_factory=Privacy)
     model: str | None = None
     """of task file: linear, logistic, softmax, multilabel or PACKAGE.MODULE:FACTORY (default: what the target suggests)"""
-    start: Path | None = None
+    init_weights: Path | None = None
     """weights to start from: a model.safetensors of an earlier run, or a module's own tensors by name"""
-    algorithm: Method | None = None
+    algorithm: BaseAlgorithm | None = None
 
     def __post_init__(self) -> None:
         """Fill in what depends on the method, then check what only shows when everything is known."""
         set_field = object.__setattr__
-        for kind, name, known in (("task", self.task, TASKS), ("method", self.method, METHODS)):
+        for kind, name, known in (("task", self.task, TASKS), ("algorithm", self.algorithm_name, ALGORITHMS)):
             if name not in known:
                 raise ValueError(f"unknown {kind} {name!r}; there are {', '.join(known)}")
         if self.data is None:
-            set_field(self, "data", TASKS[self.task].options())
-        task = self.about
-        algorithm = self.algorithm or self._usual_algorithm()
+            set_field(self, "data", TASKS[self.task].data_options())
+        task = self.task_spec
+        algorithm = self.algorithm or self._default_algorithm()
         federation = self.federation
         if federation.clients is None:
             federation = replace(federation, clients=task.clients)
@@ -181,88 +171,93 @@ class Run:
         if self.density is None:
             set_field(self, "density", task.density)
         if federation.participation is None:
-            federation = replace(federation, participation=self._usual_participation(algorithm, federation, task.fewest))
+            federation = replace(federation, participation=self._default_participation(algorithm, federation, task.min_cohort))
         if self.task == "file":
-            set_field(self, "data", replace(self.data, standardize=self._standardized()))
-        if federation.weights is None:
-            equal = self.privacy.noise or federation.mean is not Mean.WEIGHTED
-            federation = replace(federation, weights=Weighting.UNIFORM if equal else task.weights or algorithm.weights)
-        self.privacy.check(federation, algorithm.reply_fields)
-        if federation.norm_limit is None:
-            federation = replace(federation, norm_limit=inf if self.privacy.noise else algorithm.usual_norm_limit)
+            set_field(self, "data", replace(self.data, standardize=self._resolve_standardize()))
+        if federation.client_weighting is None:
+            equal = self.privacy.noise_multiplier or federation.aggregator is not Aggregator.WEIGHTED
+            federation = replace(
+                federation, client_weighting=ClientWeighting.UNIFORM if equal else task.client_weighting or algorithm.client_weighting
+            )
+        self.privacy.validate(federation, algorithm.all_reply_fields, centralized=self.centralized)
+        if federation.max_norm_ratio is None:
+            federation = replace(federation, max_norm_ratio=inf if self.privacy.noise_multiplier else algorithm.default_max_norm_ratio)
         if self.rounds is None:
-            set_field(self, "rounds", algorithm.usual_rounds)
+            set_field(self, "rounds", algorithm.default_rounds)
         set_field(self, "federation", federation)
-        if self.privacy.noise and self.privacy.delta is None:
+        if self.privacy.noise_multiplier and self.privacy.delta is None:
             set_field(self, "privacy", replace(self.privacy, delta=0.1 / federation.clients))
-        shared = {"density": self.density, "weights": federation.weights, "mean": federation.mean}
-        shared |= {} if federation.tolerate is None else {"tolerate": federation.tolerate}
-        shared["private"] = self.privacy.settings(cohort_size(federation.clients, federation.participation))
+        shared = {"density": self.density, "client_weighting": federation.client_weighting, "aggregator": federation.aggregator}
+        shared |= {} if federation.max_malicious_fraction is None else {"max_malicious_fraction": federation.max_malicious_fraction}
+        shared["privacy"] = self.privacy.mechanism(cohort_size(federation.clients, federation.participation))
         set_field(self, "algorithm", replace(algorithm, **shared))
-        self._check()
+        self._validate()
 
-    def _usual_algorithm(self) -> Method:
+    def _default_algorithm(self) -> BaseAlgorithm:
         """The method with the defaults it has on this task."""
-        cls = algorithm_class(self.method)
-        return cls(**settings_of(self.about, cls, self.model))
+        cls = algorithm_class(self.algorithm_name)
+        return cls(**default_options(self.task_spec, cls, self.model))
 
-    @staticmethod
-    def _usual_participation(algorithm: Method, federation: Federation, fewest: int) -> float:
+    def _default_participation(self, algorithm: BaseAlgorithm, federation: FederationConfig, min_cohort: int) -> float:
         """The method's own, but never so little that a round has fewer clients than the task wants."""
-        return 1.0 if federation.central else max(algorithm.usual_participation, min(fewest / federation.clients, 1.0))
+        return 1.0 if self.centralized else max(algorithm.default_participation, min(min_cohort / federation.clients, 1.0))
 
-    def _standardized(self) -> bool:
+    def _resolve_standardize(self) -> bool:
         """Whether clients of a user's own rows first agree on units: nothing else would make weights comparable (decision F11)."""
         module = self.model is not None and ":" in self.model
         asked = self.data.standardize
         if asked and module:
             raise ValueError(f"data.standardize is of linear models; --model {self.model} takes rows as they are; leave it out")
-        if asked and self.privacy.noise:
-            raise ValueError("data.standardize sends every client's means without noise, which privacy.noise would not hide; leave it out")
-        return not module and not self.privacy.noise if asked is None else asked
-
-    def _check(self) -> None:
-        federation, objective = self.federation, self.objective
-        if federation.central and federation.participation != 1:
+        if asked and self.privacy.noise_multiplier:
             raise ValueError(
-                f"federation.central has one client, who always takes part; leave out federation.participation {federation.participation:g}"
+                "data.standardize sends every client's means without noise, which privacy.noise-multiplier would not hide; leave it out"
+            )
+        return not module and not self.privacy.noise_multiplier if asked is None else asked
+
+    def _validate(self) -> None:
+        federation, objective = self.federation, self.objective
+        if self.centralized and federation.participation != 1:
+            raise ValueError(
+                f"--centralized has one client, who always takes part; leave out federation.participation {federation.participation:g}"
             )
         if self.rounds < 1:
             raise ValueError(f"rounds must be at least 1; got {self.rounds}")
-        if self.bytes is Counting.SAMPLED and self.engine is Engine.LOOP:
-            raise ValueError("--bytes sampled has no meaning with --engine loop, which passes every message as bytes; use --engine batched")
+        if self.byte_counting is ByteCounting.SAMPLED and self.engine is Engine.LOOP:
+            raise ValueError(
+                "--byte-counting sampled has no meaning with --engine loop, which passes every message as bytes; use --engine batched"
+            )
         if self.threads < 1:
             raise ValueError(f"threads must be at least 1; got {self.threads}")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be at least 0 and below 2^63; got {self.seed}")
-        rows = self.data.rows
-        if rows is not None and federation.clients > rows and not federation.central:
+        rows = self.data.num_examples
+        if rows is not None and federation.clients > rows and not self.centralized:
             raise ValueError(
-                f"federation.clients {federation.clients} is more than data.rows {rows}: some could never hold a row; "
+                f"federation.clients {federation.clients} is more than data.num-examples {rows}: some could never hold a row; "
                 f"use at most {rows} clients"
             )
-        if int(federation.participation * federation.clients + 1e-9) < 1 and not federation.central:
+        if int(federation.participation * federation.clients + 1e-9) < 1 and not self.centralized:
             raise ValueError(
                 f"federation.participation {federation.participation:g} of {federation.clients} clients picks nobody; "
                 f"use at least {1 / federation.clients:g}"
             )
         cohort = cohort_size(federation.clients, federation.participation)
-        hostile = exact_floor(self.algorithm.tolerate, cohort)
-        if federation.mean is Mean.KRUM and cohort < 2 * hostile + 3:
+        hostile = floor_of_decimal(self.algorithm.max_malicious_fraction, cohort)
+        if federation.aggregator is Aggregator.KRUM and cohort < 2 * hostile + 3:
             raise ValueError(
-                f"federation.mean krum with federation.tolerate {self.algorithm.tolerate:g} needs {2 * hostile + 3} replies to tolerate "
-                f"{hostile} hostile ones, and a cohort has {cohort}; raise federation.participation or lower federation.tolerate"
+                f"federation.aggregator krum with federation.max-malicious-fraction {self.algorithm.max_malicious_fraction:g} needs {2 * hostile + 3} replies to tolerate "
+                f"{hostile} hostile ones, and a cohort has {cohort}; raise federation.participation or lower federation.max-malicious-fraction"
             )
-        if federation.partition is Partition.LABEL and self.about.loss in (Loss.SQUARED, Loss.MULTILABEL):
+        if federation.partition is Partition.LABEL and self.task_spec.loss in (Loss.SQUARED, Loss.MULTILABEL):
             raise ValueError(
                 f"federation.partition label needs one class a row, and task {self.task} has none; use quantity, iid or clusters"
             )
         self.algorithm.final_budget(objective.layout)
-        typed = self.algorithm.start_density
-        if typed != type(self.algorithm).start_density and self.algorithm.course is Schedule.CONSTANT:
+        typed = self.algorithm.initial_density
+        if typed != type(self.algorithm).initial_density and self.algorithm.resolved_schedule is DensitySchedule.CONSTANT:
             raise ValueError(
-                f"algorithm.start-density {typed:g} is where a falling schedule begins, and messages of this run have one density; "
-                "add --algorithm.schedule cubic or leave it out"
+                f"algorithm.initial-density {typed:g} is where a falling schedule begins, and messages of this run have one density; "
+                "add --algorithm.density-schedule cubic or leave it out"
             )
         if self.algorithm.needs_smoothness and not isinstance(objective, Linear):
             raise ValueError(
@@ -274,36 +269,38 @@ class Run:
     @cached_property
     def objective(self) -> Objective:
         """The loss of the task."""
-        return self.about.objective(self.data, self.gates.group)
+        return self.task_spec.make_objective(self.data, self.gate_granularity)
 
     @cached_property
-    def about(self) -> Task:
+    def task_spec(self) -> Task:
         """What the task brings along."""
-        return task_of(self.task, self.data, self.model)
+        return get_task(self.task, self.data, self.model)
 
     @property
     def metric(self) -> str:
         """The number that is compared."""
-        return self.about.metric
+        return self.task_spec.metric
 
     @property
-    def config(self) -> dict[str, Any]:
+    def settings_dict(self) -> dict[str, Any]:
         """Everything that decides the result, as plain values: what config.toml holds."""
-        top = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name not in SECTIONS}
-        algorithm = {f.name: _plain(getattr(self.algorithm, f.name)) for f in fields(self.algorithm) if f.name in self.algorithm.offered()}
-        parts = {name: {k: _plain(v) for k, v in asdict(getattr(self, name)).items()} for name in SECTIONS if name != "algorithm"}
-        return {**top, **parts, "algorithm": algorithm}
+        top = {f.name: _to_plain(getattr(self, f.name)) for f in fields(self) if f.name not in (*SECTIONS, "algorithm_name")}
+        algorithm = {
+            f.name: _to_plain(getattr(self.algorithm, f.name)) for f in fields(self.algorithm) if f.name in self.algorithm.option_names()
+        }
+        parts = {name: {k: _to_plain(v) for k, v in asdict(getattr(self, name)).items()} for name in SECTIONS if name != "algorithm"}
+        return {**top, **parts, "algorithm": {"name": self.algorithm_name} | algorithm}
 
     @property
     def id(self) -> str:
         """A readable name that ends in the hash of the settings."""
-        digest = blake2b(json.dumps(self.config, sort_keys=True).encode(), digest_size=4).hexdigest()
-        return f"{self.task}-{self.method}-{digest}"
+        digest = blake2b(json.dumps(self.settings_dict, sort_keys=True).encode(), digest_size=4).hexdigest()
+        return f"{self.task}-{self.algorithm_name}-{digest}"
 
     @property
     def fingerprint(self) -> int:
         """Of model and method: a packet of another one is refused."""
-        return wire.fingerprint(self.method, self.objective.layout)
+        return wire.compute_fingerprint(self.algorithm_name, self.objective.layout)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -311,7 +308,7 @@ class Run:
         return torch.float64 if self.precision is Precision.DOUBLE else torch.float32
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     return value.value if isinstance(value, StrEnum) else str(value) if isinstance(value, Path) else value
 
 

@@ -1,4 +1,4 @@
-"""What a run is before its first round, for those who read it later: clients, layers, the truth, the machine. Written as run.json."""
+"""What a run is before its first round, for those who read it later: clients, layers, the truth, the machine. Written as run_info.json."""
 
 import platform
 import time
@@ -10,56 +10,58 @@ import torch
 import fedsieve
 from fedsieve.core.types import Clock, Layout
 from fedsieve.data.federated_dataset import label_counts
-from fedsieve.experiments.config import Run
-from fedsieve.experiments.simulation import Problem
+from fedsieve.experiments.config import RunConfig
+from fedsieve.experiments.simulation import Simulation
 from fedsieve.objectives.linear import Loss
 from fedsieve.runtime.rounds import cohort_size
 
-MOST_CLIENTS = 1000
+MAX_LISTED_CLIENTS = 1000
 """Clients described one by one."""
 
 
-def describe(run: Run, problem: Problem) -> dict[str, Any]:
+def describe_run(run: RunConfig, problem: Simulation) -> dict[str, Any]:
     """Plain values, ready for JSON."""
     truth = problem.truth
     return {
         "metric": run.metric,
-        "best_possible": None if truth is None else problem.measure(truth.reshape(-1))[run.metric],
-        "turns": run.algorithm.turns,
+        "oracle_value": None if truth is None else problem.evaluate(truth.reshape(-1))[run.metric],
+        "milestones": run.algorithm.milestones,
         "message_density": [run.algorithm.message_density(Clock(number, run.rounds)) for number in range(run.rounds)],
-        "bytes_dense": bytes_dense(run, problem),
-        "layout": layout(run.objective.layout),
-        "spread": None if problem.spread is None else problem.spread.tolist(),
+        "bytes_dense": dense_bytes_per_round(run, problem),
+        "layout": layout_info(run.objective.layout),
+        "feature_std": None if problem.feature_std is None else problem.feature_std.tolist(),
         "truth": None if truth is None else truth.reshape(-1).nonzero()[:, 0].tolist(),
-        "clients": clients(run, problem),
-        "environment": environment(run),
+        "clients": client_info(run, problem),
+        "environment": environment_info(run),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
 
-def bytes_dense(run: Run, problem: Problem) -> int:
+def dense_bytes_per_round(run: RunConfig, problem: Simulation) -> int:
     """What a round would send without sparsity: every weight in four bytes, both ways, in every exchange."""
-    participation = 1.0 if run.federation.central else run.federation.participation
-    return 2 * 4 * run.objective.layout.size * cohort_size(len(problem.counts), participation) * run.algorithm.exchanges
+    participation = 1.0 if run.centralized else run.federation.participation
+    return (
+        2 * 4 * run.objective.layout.size * cohort_size(len(problem.examples_per_client), participation) * run.algorithm.exchanges_per_round
+    )
 
 
-def layout(parts: Layout) -> dict[str, Any]:
+def layout_info(layout: Layout) -> dict[str, Any]:
     """Where each layer stands in the flat vector, and its shape."""
-    layers = {name: {"start": part.start, "stop": part.stop, "shape": list(shape)} for name, (part, shape) in parts.layers.items()}
-    return {"size": parts.size, "free": parts.free, "layers": layers}
+    layers = {name: {"start": part.start, "stop": part.stop, "shape": list(shape)} for name, (part, shape) in layout.layers.items()}
+    return {"size": layout.size, "num_ungated": layout.num_ungated, "layers": layers}
 
 
-def clients(run: Run, problem: Problem) -> dict[str, Any]:
+def client_info(run: RunConfig, problem: Simulation) -> dict[str, Any]:
     """How many there are; for up to a thousand, the rows of each and how many of them carry each label."""
-    counts = problem.counts
+    counts = problem.examples_per_client
     found: dict[str, Any] = {"count": len(counts)}
-    if len(counts) > MOST_CLIENTS:
+    if len(counts) > MAX_LISTED_CLIENTS:
         return found
-    labels = None if run.about.loss is Loss.SQUARED else label_counts(problem.drawn.y, counts)
-    return {**found, "rows": counts.tolist(), "labels": None if labels is None else labels.astype(np.int64).tolist()}
+    labels = None if run.task_spec.loss is Loss.SQUARED else label_counts(problem.dataset.y, counts)
+    return {**found, "num_examples": counts.tolist(), "labels": None if labels is None else labels.astype(np.int64).tolist()}
 
 
-def environment(run: Run) -> dict[str, str | int]:
+def environment_info(run: RunConfig) -> dict[str, str | int]:
     """What a result may depend on besides its settings."""
     return {
         "fedsieve": fedsieve.__version__,

@@ -11,7 +11,7 @@ from typing import Any
 from fedsieve import optional
 
 PROJECT = "fedsieve"
-Log = Callable[[Mapping[str, Any]], None]
+LogFunction = Callable[[Mapping[str, Any]], None]
 """Takes the row of a finished round."""
 
 
@@ -29,29 +29,29 @@ class Tracker(StrEnum):
 
 
 @contextmanager
-def tracking(tracker: Tracker | None, folder: Path, config: Mapping[str, Any]) -> Iterator[Log]:
+def open_tracker(tracker: Tracker | None, folder: Path, config: Mapping[str, Any]) -> Iterator[LogFunction]:
     """While open, takes every round; what trackers say goes to standard error, so that --json stays alone on its line."""
-    ways = {Tracker.TENSORBOARD: tensorboard, Tracker.TRACKIO: trackio, Tracker.WANDB: wandb, Tracker.MLFLOW: mlflow}
+    ways = {Tracker.TENSORBOARD: open_tensorboard, Tracker.TRACKIO: open_trackio, Tracker.WANDB: open_wandb, Tracker.MLFLOW: open_mlflow}
     if tracker is None:
         yield lambda _: None
         return
-    with redirect_stdout(sys.stderr), ways[tracker](folder, flat(config)) as log:
+    with redirect_stdout(sys.stderr), ways[tracker](folder, flatten(config)) as log:
         yield log
 
 
-def require(tracker: Tracker | None) -> None:
+def check_installed(tracker: Tracker | None) -> None:
     """Fail before anything is trained or written where the package is missing."""
     if tracker is not None:
         brought = tracker in (Tracker.TENSORBOARD, Tracker.TRACKIO)
-        optional.need(tracker.value, "'fedsieve[track]'" if brought else tracker.value, f"--track {tracker}")
+        optional.require_package(tracker.value, "'fedsieve[track]'" if brought else tracker.value, f"--tracker {tracker}")
 
 
-def numbers(row: Mapping[str, Any]) -> dict[str, float]:
+def numeric_values(row: Mapping[str, Any]) -> dict[str, float]:
     """What can be drawn over rounds."""
     return {name: float(value) for name, value in row.items() if isinstance(value, int | float) and name != "round"}
 
 
-def flat(config: Mapping[str, Any]) -> dict[str, Any]:
+def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by the names their flags have."""
     named: dict[str, Any] = {}
     for name, value in config.items():
@@ -61,7 +61,7 @@ def flat(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def tensorboard(folder: Path, config: dict[str, Any]) -> Iterator[Log]:
+def open_tensorboard(folder: Path, config: dict[str, Any]) -> Iterator[LogFunction]:
     """Scalars by round, and the settings as text."""
     from torch.utils.tensorboard import SummaryWriter
 
@@ -69,14 +69,14 @@ def tensorboard(folder: Path, config: dict[str, Any]) -> Iterator[Log]:
         writer.add_text("settings", "\n".join(f"    {name} = {value}" for name, value in config.items()))
 
         def log(row: Mapping[str, Any]) -> None:
-            for name, value in numbers(row).items():
+            for name, value in numeric_values(row).items():
                 writer.add_scalar(name, value, row["round"])
 
         yield log
 
 
 @contextmanager
-def trackio(folder: Path, config: dict[str, Any]) -> Iterator[Log]:
+def open_trackio(folder: Path, config: dict[str, Any]) -> Iterator[LogFunction]:
     """One run of the project, named like the folder."""
     import trackio as package
 
@@ -84,27 +84,27 @@ def trackio(folder: Path, config: dict[str, Any]) -> Iterator[Log]:
         project=PROJECT, name=folder.name, config=config, resume="allow", embed=False, auto_log_gpu=False, auto_log_cpu=False
     )
     try:
-        yield lambda row: run.log(numbers(row), step=row["round"])
+        yield lambda row: run.log(numeric_values(row), step=row["round"])
     finally:
         package.finish()  # the run's own leaves it to be ended, and spoken of, once more at exit
 
 
 @contextmanager
-def wandb(folder: Path, config: dict[str, Any]) -> Iterator[Log]:
+def open_wandb(folder: Path, config: dict[str, Any]) -> Iterator[LogFunction]:
     """Off-line unless WANDB_MODE says otherwise."""
     import wandb as package
 
     mode = os.environ.get("WANDB_MODE", "offline")
     with package.init(project=PROJECT, name=folder.name, config=config, dir=str(folder), mode=mode) as run:
-        yield lambda row: run.log(numbers(row), step=row["round"])
+        yield lambda row: run.log(numeric_values(row), step=row["round"])
 
 
 @contextmanager
-def mlflow(folder: Path, config: dict[str, Any]) -> Iterator[Log]:
+def open_mlflow(folder: Path, config: dict[str, Any]) -> Iterator[LogFunction]:
     """On this machine unless MLFLOW_TRACKING_URI says otherwise."""
     import mlflow as package
 
     package.set_experiment(PROJECT)
     with package.start_run(run_name=folder.name):
         package.log_params(config)
-        yield lambda row: package.log_metrics(numbers(row), step=row["round"])
+        yield lambda row: package.log_metrics(numeric_values(row), step=row["round"])

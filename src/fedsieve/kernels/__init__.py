@@ -10,13 +10,13 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-LEAST = 1000
+MIN_SIZE = 1000
 """Shorter vectors cost little either way, and short runs need not load a compiler. The length of one client's vector, not of a stack:
 a client alone and in a stack take the same form."""
 
 
 @cache
-def passes() -> ModuleType | None:
+def available() -> ModuleType | None:
     """The compiled passes, or None where numba is missing."""
     try:
         from fedsieve.kernels import vector
@@ -26,7 +26,7 @@ def passes() -> ModuleType | None:
 
 
 @cache
-def image_passes() -> ModuleType:
+def load_image_kernels() -> ModuleType:
     """Those over images, where there are any: loaded when the first images come."""
     from fedsieve.kernels import image
 
@@ -34,33 +34,33 @@ def image_passes() -> ModuleType:
 
 
 @cache
-def sparse_passes() -> ModuleType:
+def load_sparse_kernels() -> ModuleType:
     """Those over sparse rows, likewise."""
     from fedsieve.kernels import sparse
 
     return sparse
 
 
-def worth(size: int, *, exact: bool = False) -> bool:
+def _worth_loading(size: int, *, exact: bool = False) -> bool:
     """Whether a vector of that size is worth the loading, or they are loaded and `exact`: both forms agree to the bit."""
-    return size >= LEAST or (exact and "fedsieve.kernels.vector" in sys.modules)
+    return size >= MIN_SIZE or (exact and "fedsieve.kernels.vector" in sys.modules)
 
 
-def passes_over(*vectors: Tensor, size: int | None = None, exact: bool = False) -> ModuleType | None:
+def for_tensors(*vectors: Tensor, size: int | None = None, exact: bool = False) -> ModuleType | None:
     """The compiled passes, if these vectors can take them; `size` is the length of the model where they are not as long."""
-    if not worth(size or vectors[0].shape[-1], exact=exact):
+    if not _worth_loading(size or vectors[0].shape[-1], exact=exact):
         return None
     for vector in vectors:
         if vector.dtype is not torch.float32 or not vector.is_cpu or not vector.is_contiguous():
             return None
-    return passes()
+    return available()
 
 
-def at(*vectors: Tensor) -> Iterable[int]:
+def addresses(*vectors: Tensor) -> Iterable[int]:
     """Where the numbers of each begin; a pass that takes addresses keeps no tensor alive."""
     return map(Tensor.data_ptr, vectors)
 
 
-def flat(vectors: Float32[Tensor, "..."]) -> Float32[np.ndarray, " n"]:
+def flatten(vectors: Float32[Tensor, "..."]) -> Float32[np.ndarray, " n"]:
     """All numbers of a stack in a row."""
     return vectors.numpy().reshape(-1)

@@ -9,14 +9,14 @@ import numpy as np
 from numba import boolean, carray, float32, float64, int8, int64, types, uint64, void
 from numba.extending import intrinsic
 
-F, WORD, U = np.float32, np.int32, np.uint64
-LN2_HIGH, LN2_LOW = F(0.693359375), F(-2.12194440e-4)
-ROW, TABLE, IMAGES = float32[::1], float32[:, ::1], float32[:, :, ::1]
-AT = int64
+f32, i32, u64 = np.float32, np.int32, np.uint64
+LN2_HIGH, LN2_LOW = f32(0.693359375), f32(-2.12194440e-4)
+VECTOR, MATRIX, ARRAY_3D = float32[::1], float32[:, ::1], float32[:, :, ::1]
+ADDRESS = int64
 """Where the numbers of a tensor begin: told in a tenth of the time its NumPy view takes. How many there are is told beside."""
 
 
-def compiled(*signature, reassociate=False):
+def compile_kernel(*signature, reassociate=False):
     """Compile for these types now, without the checks that keep a loop from being vectorised; broken numbers stay broken.
 
     A long sum is vectorised only where its order may change.
@@ -33,7 +33,7 @@ def compiled(*signature, reassociate=False):
 
 
 @intrinsic
-def wide(_):
+def prefer_512_bit(_):
     """Called in a pass: use vectors as wide as the machine has, where LLVM would hold to half of them (AVX-512)."""
 
     def mark(context, builder, *_):
@@ -55,238 +55,288 @@ def pointer(_, address):
 
 
 @numba.njit(error_model="numpy")
-def row(address, size):
+def as_vector(address, size):
     """Numbers in a row."""
-    return carray(pointer(address), size, F)
+    return carray(pointer(address), size, f32)
 
 
 @numba.njit(error_model="numpy")
-def table(address, rows, size):
+def as_matrix(address, num_rows, size):
     """Rows of numbers."""
-    return carray(pointer(address), (rows, size), F)
+    return carray(pointer(address), (num_rows, size), f32)
 
 
 @numba.njit(error_model="numpy")
-def logarithm(x):
+def fast_log(x):
     """log x of a positive normal number, to 1 unit in the last place (Cephes)."""
-    bits = F(x).view(WORD)
-    power = WORD((bits >> WORD(23)) - WORD(126))
-    part = WORD((bits & WORD(0x007FFFFF)) | WORD(0x3F000000)).view(F)
-    small = part < F(0.70710678)
-    exponent = F(power) - (F(1) if small else F(0))
-    part = (part + part if small else part) - F(1)
+    bits = f32(x).view(i32)
+    power = i32((bits >> i32(23)) - i32(126))
+    part = i32((bits & i32(0x007FFFFF)) | i32(0x3F000000)).view(f32)
+    small = part < f32(0.70710678)
+    exponent = f32(power) - (f32(1) if small else f32(0))
+    part = (part + part if small else part) - f32(1)
     square = part * part
-    y = F(7.0376836292e-2) * part + F(-1.1514610310e-1)
-    y = y * part + F(1.1676998740e-1)
-    y = y * part + F(-1.2420140846e-1)
-    y = y * part + F(1.4249322787e-1)
-    y = y * part + F(-1.6668057665e-1)
-    y = y * part + F(2.0000714765e-1)
-    y = y * part + F(-2.4999993993e-1)
-    y = y * part + F(3.3333331174e-1)
-    y = y * part * square + exponent * LN2_LOW - F(0.5) * square
+    y = f32(7.0376836292e-2) * part + f32(-1.1514610310e-1)
+    y = y * part + f32(1.1676998740e-1)
+    y = y * part + f32(-1.2420140846e-1)
+    y = y * part + f32(1.4249322787e-1)
+    y = y * part + f32(-1.6668057665e-1)
+    y = y * part + f32(2.0000714765e-1)
+    y = y * part + f32(-2.4999993993e-1)
+    y = y * part + f32(3.3333331174e-1)
+    y = y * part * square + exponent * LN2_LOW - f32(0.5) * square
     return part + y + exponent * LN2_HIGH
 
 
 @numba.njit(error_model="numpy")
-def exponential(x):
+def fast_exp(x):
     """exp x, to 1 unit in the last place where it is a normal number (Cephes)."""
-    x = min(max(x, F(-87.0)), F(88.0))
-    power = np.floor(x * F(1.44269504088896341) + F(0.5))
+    x = min(max(x, f32(-87.0)), f32(88.0))
+    power = np.floor(x * f32(1.44269504088896341) + f32(0.5))
     x = x - power * LN2_HIGH - power * LN2_LOW
-    y = F(1.9875691500e-4) * x + F(1.3981999507e-3)
-    y = y * x + F(8.3334519073e-3)
-    y = y * x + F(4.1665795894e-2)
-    y = y * x + F(1.6666665459e-1)
-    y = y * x + F(5.0000001201e-1)
-    return (y * x * x + x + F(1)) * WORD((WORD(power) + WORD(127)) << WORD(23)).view(F)
+    y = f32(1.9875691500e-4) * x + f32(1.3981999507e-3)
+    y = y * x + f32(8.3334519073e-3)
+    y = y * x + f32(4.1665795894e-2)
+    y = y * x + f32(1.6666665459e-1)
+    y = y * x + f32(5.0000001201e-1)
+    return (y * x * x + x + f32(1)) * i32((i32(power) + i32(127)) << i32(23)).view(f32)
 
 
 @numba.njit(error_model="numpy")
-def scramble(x):
+def mix64_partial(x):
     """See `streams.scramble`."""
-    x = (x ^ (x >> U(30))) * U(0xBF58476D1CE4E5B9)
-    return (x ^ (x >> U(27))) * U(0x94D049BB133111EB)
+    x = (x ^ (x >> u64(30))) * u64(0xBF58476D1CE4E5B9)
+    return (x ^ (x >> u64(27))) * u64(0x94D049BB133111EB)
 
 
-@compiled(uint64, uint64[::1], uint64[::1], TABLE)
-def uniforms(base, clients, counters, out):
+@compile_kernel(uint64, uint64[::1], uint64[::1], MATRIX)
+def uniforms(base_key, client_counters, counters, out):
     """See `streams.uniforms`."""
-    wide()
-    for k in range(len(clients)):
-        key = scramble(base + clients[k])
-        key ^= key >> U(31)
+    prefer_512_bit()
+    for k in range(len(client_counters)):
+        key = mix64_partial(base_key + client_counters[k])
+        key ^= key >> u64(31)
         for i in range(len(counters)):
-            out[k, i] = WORD((scramble(key + counters[i]) >> U(41)) | U(0x3F800000)).view(F) - F(1 - 2.0**-24)
+            out[k, i] = i32((mix64_partial(key + counters[i]) >> u64(41)) | u64(0x3F800000)).view(f32) - f32(1 - 2.0**-24)
 
 
-@compiled(AT, AT, AT, AT, int64, float32, float32, float32, float32)
-def sampled_gates(log_alpha, noise, value, slope, size, margin, temperature, low, high):
+@compile_kernel(ADDRESS, ADDRESS, ADDRESS, ADDRESS, int64, float32, float32, float32, float32)
+def sampled_gates(log_alpha, noise, value, derivative, size, margin, temperature, stretch_low, stretch_high):
     """See `gates.sample`."""
-    wide()
-    log_alpha, noise, value, slope = row(log_alpha, size), row(noise, size), row(value, size), row(slope, size)
-    width, peak, steep = high - low, (high - low) / temperature, F(1) / temperature
+    prefer_512_bit()
+    log_alpha, noise, value, derivative = (
+        as_vector(log_alpha, size),
+        as_vector(noise, size),
+        as_vector(value, size),
+        as_vector(derivative, size),
+    )
+    width, peak, steep = stretch_high - stretch_low, (stretch_high - stretch_low) / temperature, f32(1) / temperature
     for i in range(size):
-        u = min(max(noise[i], margin), F(1) - margin)
-        s = F(1) / (F(1) + exponential(-(logarithm(u / (F(1) - u)) + log_alpha[i]) * steep))
-        z = s * width + low
-        value[i] = min(max(z, F(0)), F(1))
-        slope[i] = peak * s * (F(1) - s) if (z > F(0)) & (z < F(1)) else F(0)
+        u = min(max(noise[i], margin), f32(1) - margin)
+        s = f32(1) / (f32(1) + fast_exp(-(fast_log(u / (f32(1) - u)) + log_alpha[i]) * steep))
+        z = s * width + stretch_low
+        value[i] = min(max(z, f32(0)), f32(1))
+        derivative[i] = peak * s * (f32(1) - s) if (z > f32(0)) & (z < f32(1)) else f32(0)
 
 
-@compiled(AT, AT, AT, int64, float32, float32, float32)
-def median_gates(log_alpha, value, slope, size, temperature, low, high):
+@compile_kernel(ADDRESS, ADDRESS, ADDRESS, int64, float32, float32, float32)
+def median_gates(log_alpha, value, derivative, size, temperature, stretch_low, stretch_high):
     """See `gates.deterministic`."""
-    wide()
-    log_alpha, value, slope = row(log_alpha, size), row(value, size), row(slope, size)
-    width, peak, steep = high - low, (high - low) / temperature, F(1) / temperature
+    prefer_512_bit()
+    log_alpha, value, derivative = as_vector(log_alpha, size), as_vector(value, size), as_vector(derivative, size)
+    width, peak, steep = stretch_high - stretch_low, (stretch_high - stretch_low) / temperature, f32(1) / temperature
     for i in range(size):
-        s = F(1) / (F(1) + exponential(-log_alpha[i] * steep))
-        z = s * width + low
-        value[i] = min(max(z, F(0)), F(1))
-        slope[i] = peak * s * (F(1) - s) if (z > F(0)) & (z < F(1)) else F(0)
+        s = f32(1) / (f32(1) + fast_exp(-log_alpha[i] * steep))
+        z = s * width + stretch_low
+        value[i] = min(max(z, f32(0)), f32(1))
+        derivative[i] = peak * s * (f32(1) - s) if (z > f32(0)) & (z < f32(1)) else f32(0)
 
 
-@compiled(AT, AT, AT, int64, float32, float32, float32, float32)
-def magnitudes(weights, log_alpha, out, size, temperature, low, high, least):
+@compile_kernel(ADDRESS, ADDRESS, ADDRESS, int64, float32, float32, float32, float32)
+def gated_magnitude(weights, log_alpha, out, size, temperature, stretch_low, stretch_high, min_gate):
     """See `gates.magnitude`."""
-    wide()
-    weights, log_alpha, out = row(weights, size), row(log_alpha, size), row(out, size)
-    steep = F(1) / temperature
+    prefer_512_bit()
+    weights, log_alpha, out = as_vector(weights, size), as_vector(log_alpha, size), as_vector(out, size)
+    steep = f32(1) / temperature
     for i in range(size):
-        z = (high - low) / (F(1) + exponential(-log_alpha[i] * steep)) + low
-        out[i] = abs(weights[i] * min(max(z, least), F(1)))
+        z = (stretch_high - stretch_low) / (f32(1) + fast_exp(-log_alpha[i] * steep)) + stretch_low
+        out[i] = abs(weights[i] * min(max(z, min_gate), f32(1)))
 
 
-@compiled(AT, AT, AT, int64, float32, float64, float64, reassociate=True)
-def dual_step(log_alpha, multiplier, out, size, offset, density, rate):
+@compile_kernel(ADDRESS, ADDRESS, ADDRESS, int64, float32, float64, float64, reassociate=True)
+def ascend_on_gap(log_alpha, multiplier, out, size, offset, density, rate):
     """See `constraint.dual_step`."""
-    wide()
-    log_alpha, total = row(log_alpha, size), float64(0)
+    prefer_512_bit()
+    log_alpha, total = as_vector(log_alpha, size), float64(0)
     for i in range(size):
-        total += F(1) / (F(1) + exponential(-(log_alpha[i] + offset)))
+        total += f32(1) / (f32(1) + fast_exp(-(log_alpha[i] + offset)))
     violation = total / size - density
-    row(out, 1)[0] = row(multiplier, 1)[0] + rate * violation if violation > 0 else F(0)
+    as_vector(out, 1)[0] = as_vector(multiplier, 1)[0] + rate * violation if violation > 0 else f32(0)
 
 
-@compiled(AT, AT, AT, int64, int64, int64, float32)
-def constraint_slope(log_alpha, multiplier, out, clients, size, multipliers, offset):
+@compile_kernel(ADDRESS, ADDRESS, ADDRESS, int64, int64, int64, float32)
+def penalty_gradient(log_alpha, multiplier, out, num_clients, size, num_multipliers, offset):
     """See `constraint.slope`; one multiplier, or one a client."""
-    wide()
-    log_alpha, multiplier, out = table(log_alpha, clients, size), row(multiplier, multipliers), table(out, clients, size)
-    for k in range(clients):
-        pull = multiplier[min(k, multipliers - 1)]
+    prefer_512_bit()
+    log_alpha, multiplier, out = (
+        as_matrix(log_alpha, num_clients, size),
+        as_vector(multiplier, num_multipliers),
+        as_matrix(out, num_clients, size),
+    )
+    for k in range(num_clients):
+        pull = multiplier[min(k, num_multipliers - 1)]
         for i in range(size):
-            p = F(1) / (F(1) + exponential(-(log_alpha[k, i] + offset)))
-            out[k, i] = pull * p * (F(1) - p)
+            p = f32(1) / (f32(1) + fast_exp(-(log_alpha[k, i] + offset)))
+            out[k, i] = pull * p * (f32(1) - p)
 
 
-@compiled(AT, AT, AT, AT, int64, int64, float32, float32, float32)
-def gate_step(log_alpha, gradient, multiplier, out, clients, size, offset, rate, limit):
+@compile_kernel(ADDRESS, ADDRESS, ADDRESS, ADDRESS, int64, int64, float32, float32, float32)
+def step_log_alpha(log_alpha, gradient, multiplier, out, num_clients, size, offset, rate, limit):
     """See `constraint.descend`."""
-    wide()
-    log_alpha, gradient, out = table(log_alpha, clients, size), table(gradient, clients, size), table(out, clients, size)
-    for k in range(clients):
-        pull = row(multiplier, clients)[k]
+    prefer_512_bit()
+    log_alpha, gradient, out = (
+        as_matrix(log_alpha, num_clients, size),
+        as_matrix(gradient, num_clients, size),
+        as_matrix(out, num_clients, size),
+    )
+    for k in range(num_clients):
+        pull = as_vector(multiplier, num_clients)[k]
         for i in range(size):
-            p = F(1) / (F(1) + exponential(-(log_alpha[k, i] + offset)))
-            turned = log_alpha[k, i] - rate * (gradient[k, i] + pull * p * (F(1) - p))
+            p = f32(1) / (f32(1) + fast_exp(-(log_alpha[k, i] + offset)))
+            turned = log_alpha[k, i] - rate * (gradient[k, i] + pull * p * (f32(1) - p))
             out[k, i] = -limit if turned < -limit else limit if turned > limit else turned  # a broken number stays broken
 
 
-@compiled(AT, AT, AT, AT, AT, AT, AT, AT, AT, int64, int64, float32, float32, float32)
-def joint_step(weights, log_alpha, gradient, value, slope, step, multiplier, moved, turned, clients, size, offset, rate, limit):
+@compile_kernel(ADDRESS, ADDRESS, ADDRESS, ADDRESS, ADDRESS, ADDRESS, ADDRESS, ADDRESS, ADDRESS, int64, int64, float32, float32, float32)
+def gated_sgd_step(
+    weights,
+    log_alpha,
+    gradient,
+    value,
+    derivative,
+    step_size,
+    multiplier,
+    new_weights,
+    new_log_alpha,
+    num_clients,
+    size,
+    offset,
+    rate,
+    limit,
+):
     """See `constraint.joint_step`."""
-    wide()
-    weights, log_alpha, gradient = table(weights, clients, size), table(log_alpha, clients, size), table(gradient, clients, size)
-    value, slope = table(value, clients, size), table(slope, clients, size)
-    moved, turned = table(moved, clients, size), table(turned, clients, size)
-    for k in range(clients):
-        along, pull = row(step, clients)[k], row(multiplier, clients)[k]
+    prefer_512_bit()
+    weights, log_alpha, gradient = (
+        as_matrix(weights, num_clients, size),
+        as_matrix(log_alpha, num_clients, size),
+        as_matrix(gradient, num_clients, size),
+    )
+    value, derivative = as_matrix(value, num_clients, size), as_matrix(derivative, num_clients, size)
+    new_weights, new_log_alpha = as_matrix(new_weights, num_clients, size), as_matrix(new_log_alpha, num_clients, size)
+    for k in range(num_clients):
+        along, pull = as_vector(step_size, num_clients)[k], as_vector(multiplier, num_clients)[k]
         for i in range(size):
-            p = F(1) / (F(1) + exponential(-(log_alpha[k, i] + offset)))
-            new = log_alpha[k, i] - rate * (gradient[k, i] * weights[k, i] * slope[k, i] + pull * p * (F(1) - p))
-            turned[k, i] = -limit if new < -limit else limit if new > limit else new  # a broken number stays broken
-            moved[k, i] = weights[k, i] - along * (gradient[k, i] * value[k, i])
+            p = f32(1) / (f32(1) + fast_exp(-(log_alpha[k, i] + offset)))
+            new = log_alpha[k, i] - rate * (gradient[k, i] * weights[k, i] * derivative[k, i] + pull * p * (f32(1) - p))
+            new_log_alpha[k, i] = -limit if new < -limit else limit if new > limit else new  # a broken number stays broken
+            new_weights[k, i] = weights[k, i] - along * (gradient[k, i] * value[k, i])
 
 
-@compiled(AT, AT, AT, AT, AT, AT, int64)
-def chain(gradient, weights, value, slope, by_weight, by_gate, size):
+@compile_kernel(ADDRESS, ADDRESS, ADDRESS, ADDRESS, ADDRESS, ADDRESS, int64)
+def chain_rule(gradient, weights, value, derivative, weight_gradient, gate_gradient, size):
     """See `gates.chain`."""
-    gradient, weights, value, slope = row(gradient, size), row(weights, size), row(value, size), row(slope, size)
-    by_weight, by_gate = row(by_weight, size), row(by_gate, size)
+    gradient, weights, value, derivative = (
+        as_vector(gradient, size),
+        as_vector(weights, size),
+        as_vector(value, size),
+        as_vector(derivative, size),
+    )
+    weight_gradient, gate_gradient = as_vector(weight_gradient, size), as_vector(gate_gradient, size)
     for i in range(size):
-        by_weight[i] = gradient[i] * value[i]
-        by_gate[i] = gradient[i] * weights[i] * slope[i]
+        weight_gradient[i] = gradient[i] * value[i]
+        gate_gradient[i] = gradient[i] * weights[i] * derivative[i]
 
 
-@compiled(AT, AT, AT, AT, AT, AT, AT, int64, float64, float64, float64, float32, float64)
-def adam(place, gradient, first, second, moved, new_first, new_second, size, rate, momentum, square, epsilon, count):
+@compile_kernel(ADDRESS, ADDRESS, ADDRESS, ADDRESS, ADDRESS, ADDRESS, ADDRESS, int64, float64, float64, float64, float32, float64)
+def adam(params, gradient, first, second, new_params, new_first, new_second, size, rate, momentum, beta2, epsilon, count):
     """See `optimizers.step`."""
-    place, gradient, first, second = row(place, size), row(gradient, size), row(first, size), row(second, size)
-    moved, new_first, new_second = row(moved, size), row(new_first, size), row(new_second, size)
-    keep, take, keep_square, take_square = F(momentum), F(1 - momentum), F(square), F(1 - square)
-    step, spread = F(-rate / (1 - momentum**count)), F(1 / (1 - square**count))
+    params, gradient, first, second = as_vector(params, size), as_vector(gradient, size), as_vector(first, size), as_vector(second, size)
+    new_params, new_first, new_second = as_vector(new_params, size), as_vector(new_first, size), as_vector(new_second, size)
+    keep, take, keep_square, take_square = f32(momentum), f32(1 - momentum), f32(beta2), f32(1 - beta2)
+    step, spread = f32(-rate / (1 - momentum**count)), f32(1 / (1 - beta2**count))
     for i in range(size):
         new_first[i] = keep * first[i] + take * gradient[i]
         new_second[i] = keep_square * second[i] + take_square * gradient[i] * gradient[i]
-        moved[i] = place[i] + step * new_first[i] / (np.sqrt(new_second[i] * spread) + epsilon)
+        new_params[i] = params[i] + step * new_first[i] / (np.sqrt(new_second[i] * spread) + epsilon)
 
 
 @numba.njit(error_model="numpy")
-def softmax_miss(logits, label, slope):
+def softmax_loss_and_slope(logits, label, slope):
     """The cross-entropy of one row, and its derivative in the logits."""
     largest = logits[0]
     for c in range(1, len(logits)):
         largest = max(largest, logits[c])
-    right, total = logits[label], F(0)
+    right, total = logits[label], f32(0)
     for c in range(len(logits)):
-        slope[c] = exponential(logits[c] - largest)
+        slope[c] = fast_exp(logits[c] - largest)
         total += slope[c]
     for c in range(len(logits)):
         slope[c] /= total
-    slope[label] -= F(1)
-    return logarithm(total) + largest - right
+    slope[label] -= f32(1)
+    return fast_log(total) + largest - right
 
 
-@compiled(IMAGES, int64[:, ::1], float32[::1], IMAGES)
+@compile_kernel(ARRAY_3D, int64[:, ::1], float32[::1], ARRAY_3D)
 def softmax_loss(logits, labels, loss, slope):
     """See `Linear.gradient`: the mean cross-entropy of each client's rows, and its derivative in the logits (client, class, row)."""
     clients, _, rows = logits.shape
-    share = F(1) / F(rows)
+    share = f32(1) / f32(rows)
     for k in range(clients):
-        loss[k] = F(0)
+        loss[k] = f32(0)
         for i in range(rows):
-            loss[k] += share * softmax_miss(logits[k, :, i], labels[k, i], slope[k, :, i])
+            loss[k] += share * softmax_loss_and_slope(logits[k, :, i], labels[k, i], slope[k, :, i])
             slope[k, :, i] *= share
 
 
 @numba.njit(error_model="numpy")
-def miss(logit, y, logistic):
+def loss_and_slope(logit, y, is_logistic):
     """The loss of one row, squared or logistic, and its derivative in the logit."""
-    if logistic:
-        fall = exponential(-abs(logit))
-        return max(logit, F(0)) + logarithm(F(1) + fall) - y * logit, (F(1) if logit > F(0) else fall) / (F(1) + fall) - y
-    return (logit - y) * (logit - y), F(2) * (logit - y)
+    if is_logistic:
+        fall = fast_exp(-abs(logit))
+        return max(logit, f32(0)) + fast_log(f32(1) + fall) - y * logit, (f32(1) if logit > f32(0) else fall) / (f32(1) + fall) - y
+    return (logit - y) * (logit - y), f32(2) * (logit - y)
 
 
-@compiled(AT, AT, AT, AT, AT, AT, types.UniTuple(int64, 2), types.UniTuple(int64, 2), int64, int64, boolean, reassociate=True)
-def row_gradient(rows, places, theta, y, loss, out, whole, stack, size, outputs, logistic):
+@compile_kernel(
+    ADDRESS,
+    ADDRESS,
+    ADDRESS,
+    ADDRESS,
+    ADDRESS,
+    ADDRESS,
+    types.UniTuple(int64, 2),
+    types.UniTuple(int64, 2),
+    int64,
+    int64,
+    boolean,
+    reassociate=True,
+)
+def indexed_rows_gradient(rows, indices, theta, y, loss, out, rows_shape, batch_shape, size, num_outputs, is_logistic):
     """See `PickedRows.gradient`; four rows at a time there and back, while they are in the fastest memory."""
-    wide()
-    (clients, batch), features, gated = stack, whole[1], outputs * whole[1]
-    rows, places, y = table(rows, *whole), carray(pointer(places), stack, np.int64), table(y, *stack)
-    theta, loss, out = table(theta, clients, size), row(loss, clients), table(out, clients, size)
-    last, share, by = batch - 1, F(1) / F(batch), np.empty((4, outputs), F)
+    prefer_512_bit()
+    (clients, batch), features, gated = batch_shape, rows_shape[1], num_outputs * rows_shape[1]
+    rows, indices, y = as_matrix(rows, *rows_shape), carray(pointer(indices), batch_shape, np.int64), as_matrix(y, *batch_shape)
+    theta, loss, out = as_matrix(theta, clients, size), as_vector(loss, clients), as_matrix(out, clients, size)
+    last, share, by = batch - 1, f32(1) / f32(batch), np.empty((4, num_outputs), f32)
     for k in range(clients):
-        weights, intercept = theta[k, :gated].reshape(outputs, features), theta[k, gated:]
-        slope, slope_at_zero = out[k, :gated].reshape(outputs, features), out[k, gated:]
-        at, loss[k], out[k] = places[k], F(0), F(0)
+        weights, intercept = theta[k, :gated].reshape(num_outputs, features), theta[k, gated:]
+        slope, slope_at_zero = out[k, :gated].reshape(num_outputs, features), out[k, gated:]
+        at, loss[k], out[k] = indices[k], f32(0), f32(0)
         for i in range(0, batch, 4):
             a, b, c, d = rows[at[i]], rows[at[min(i + 1, last)]], rows[at[min(i + 2, last)]], rows[at[min(i + 3, last)]]
-            for o in range(outputs):
+            for o in range(num_outputs):
                 vector = weights[o]
-                p = q = r = s = intercept[o] if len(intercept) else F(0)
+                p = q = r = s = intercept[o] if len(intercept) else f32(0)
                 for j in range(features):
                     p += a[j] * vector[j]
                     q += b[j] * vector[j]
@@ -295,13 +345,13 @@ def row_gradient(rows, places, theta, y, loss, out, whole, stack, size, outputs,
                 by[0, o], by[1, o], by[2, o], by[3, o] = p, q, r, s
             for n in range(4):
                 if i + n >= batch:
-                    by[n] = F(0)
-                elif outputs > 1:
-                    loss[k] += share * softmax_miss(by[n], int64(y[k, i + n]), by[n])
+                    by[n] = f32(0)
+                elif num_outputs > 1:
+                    loss[k] += share * softmax_loss_and_slope(by[n], int64(y[k, i + n]), by[n])
                 else:
-                    one, by[n, 0] = miss(by[n, 0], y[k, i + n], logistic)
+                    one, by[n, 0] = loss_and_slope(by[n, 0], y[k, i + n], is_logistic)
                     loss[k] += share * one
-            for o in range(outputs):
+            for o in range(num_outputs):
                 p, q, r, s, total = share * by[0, o], share * by[1, o], share * by[2, o], share * by[3, o], slope[o]
                 if len(intercept):
                     slope_at_zero[o] += p + q + r + s
@@ -309,28 +359,28 @@ def row_gradient(rows, places, theta, y, loss, out, whole, stack, size, outputs,
                     total[j] += p * a[j] + q * b[j] + r * c[j] + s * d[j]
 
 
-@compiled(AT, AT, int8[:, ::1], ROW, float32, float32, float32, float32, float32)
-def levels(values, noise, codes, scale, step, tiny, half, lowest, highest):
+@compile_kernel(ADDRESS, ADDRESS, int8[:, ::1], VECTOR, float32, float32, float32, float32, float32)
+def quantize_levels(values, noise, codes, scale, step, tiny, level_offset, min_code, max_code):
     """See `packets.round_values`."""
     clients, size = codes.shape
-    values, noise = table(values, clients, size), table(noise, clients, size)
+    values, noise = as_matrix(values, clients, size), as_matrix(noise, clients, size)
     for k in range(clients):
-        largest = WORD(0)
+        largest = i32(0)
         for i in range(size):
-            largest = max(largest, WORD(F(values[k, i]).view(WORD) & WORD(0x7FFFFFFF)))  # in order as integers, and nan above all
-        width = WORD(largest).view(F) * step
+            largest = max(largest, i32(f32(values[k, i]).view(i32) & i32(0x7FFFFFFF)))  # in order as integers, and nan above all
+        width = i32(largest).view(f32) * step
         width = tiny if width < tiny else width
         scale[k] = width
         for i in range(size):
-            codes[k, i] = int8(WORD(min(max(np.floor(values[k, i] / width + noise[k, i] - half), lowest), highest)))
+            codes[k, i] = int8(i32(min(max(np.floor(values[k, i] / width + noise[k, i] - level_offset), min_code), max_code)))
 
 
-@compiled(AT, AT, AT, AT, int64, int64, float32)
-def level_mean(codes, scale, weights, out, clients, size, half):
+@compile_kernel(ADDRESS, ADDRESS, ADDRESS, ADDRESS, int64, int64, float32)
+def mean_of_levels(codes, scale, weights, out, num_clients, size, level_offset):
     """See `aggregation.dense_mean`."""
-    codes, out = carray(pointer(codes), (clients, size), np.int8), row(out, size)
-    out[:] = F(0)
-    for k in range(clients):
-        width, share = row(scale, clients)[k], row(weights, clients)[k]
+    codes, out = carray(pointer(codes), (num_clients, size), np.int8), as_vector(out, size)
+    out[:] = f32(0)
+    for k in range(num_clients):
+        width, share = as_vector(scale, num_clients)[k], as_vector(weights, num_clients)[k]
         for i in range(size):
-            out[i] += (F(codes[k, i]) + half) * width * share
+            out[i] += (f32(codes[k, i]) + level_offset) * width * share

@@ -10,28 +10,28 @@ from fedsieve.core.types import Objective
 from fedsieve.models import sparse_model
 
 
-def load_start(path: Path, objective: Objective) -> Tensor:
+def load_initial_weights(path: Path, objective: Objective) -> Tensor:
     """Weights to start from: a model this package wrote, or a module's state by parameter names."""
     try:
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as problem:
-        raise ValueError(f"--start {path} cannot be read as safetensors: {problem}") from None
+        raise ValueError(f"--init-weights {path} cannot be read as safetensors: {problem}") from None
     if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
-        raise ValueError(f"--start {path} holds a value that is not a finite number")
-    places = objective.places
+        raise ValueError(f"--init-weights {path} holds a value that is not a finite number")
+    places = objective.slices
     if set(tensors) == {"index", "value"}:
-        given, shapes = sparse_model.read(path), {name: tuple(shape) for name, (_, shape) in places.items()}
-        if (given.tensors, given.free) != (shapes, objective.layout.free):
-            raise ValueError(f"--start {path} is a model of another shape: {given.tensors}; this one is {shapes}")
-        return torch.from_numpy(given.dense())
+        given, shapes = sparse_model.read_model(path), {name: tuple(shape) for name, (_, shape) in places.items()}
+        if (given.tensor_shapes, given.num_ungated) != (shapes, objective.layout.num_ungated):
+            raise ValueError(f"--init-weights {path} is a model of another shape: {given.tensor_shapes}; this one is {shapes}")
+        return torch.from_numpy(given.to_dense())
     missing = [name for name in places if name not in tensors]
     if missing:
-        raise ValueError(f"--start {path} has no tensor {missing[0]}; the model needs {', '.join(places)}")
+        raise ValueError(f"--init-weights {path} has no tensor {missing[0]}; the model needs {', '.join(places)}")
     wrong = [name for name, (_, shape) in places.items() if tuple(tensors[name].shape) != tuple(shape)]
     if wrong:
         raise ValueError(
-            f"--start {path}: {wrong[0]} has shape {tuple(tensors[wrong[0]].shape)}, the model needs {tuple(places[wrong[0]][1])}"
+            f"--init-weights {path}: {wrong[0]} has shape {tuple(tensors[wrong[0]].shape)}, the model needs {tuple(places[wrong[0]][1])}"
         )
     theta = torch.zeros(objective.layout.size)
     for name, (part, _) in places.items():

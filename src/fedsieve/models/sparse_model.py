@@ -19,9 +19,9 @@ from scipy.special import expit, log_softmax
 from fedsieve.objectives.losses import Loss
 from fedsieve.storage.run_directory import MODEL
 
-ABOUT = "model"
+METADATA_KEY = "model"
 """Under which name a file holds the card."""
-THIN = 0.01
+MAX_SPARSE_PRODUCT_DENSITY = 0.01
 """Sparse rows times sparse weights are faster below this density, times dense weights above it (`python -m benchmarks.predict`)."""
 
 
@@ -30,110 +30,110 @@ class ModelError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Card:
+class ModelMetadata:
     """What a model's numbers mean."""
 
     task: str
-    method: str
+    algorithm: str
     loss: Loss
-    row: tuple[int, ...]
+    input_shape: tuple[int, ...]
     """shape of one row it reads"""
     classes: tuple[str, ...] | None = None
     """names of what it tells apart; None where it predicts a number"""
     features: tuple[str, ...] | None = None
     """names of the columns it reads; None where they are known by number only"""
-    first: int = 0
+    first_feature_id: int = 0
     """number of the first feature in svmlight files like the one it learned from"""
-    spread: tuple[float, ...] | None = None
+    feature_std: tuple[float, ...] | None = None
     """standard deviation of each feature where it learned, in the feature's own units; None where rows were taken as they are"""
-    build: str | None = None
+    factory: str | None = None
     """PACKAGE.MODULE:FACTORY of a module; None is a linear model"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class SparseModel:
     """A flat vector of `size` weights, of which those at `index` are not zero, cut into tensors of these names and shapes."""
 
-    index: np.ndarray
+    indices: np.ndarray
     """(m,) int32, rising"""
-    value: np.ndarray
+    values: np.ndarray
     """(m,) float32"""
-    tensors: dict[str, tuple[int, ...]]
-    free: int
+    tensor_shapes: dict[str, tuple[int, ...]]
+    num_ungated: int
     """the last coordinates, always kept and outside the density (an intercept)"""
-    card: Card
+    metadata: ModelMetadata
 
     def __post_init__(self) -> None:
         """Refuse what is no vector of this size."""
-        if self.index.shape != self.value.shape or self.index.ndim != 1:
-            raise ModelError(f"there are {self.index.shape} places for {self.value.shape} values")
-        if len(self.index) and (self.index[0] < 0 or self.index[-1] >= self.size or (np.diff(self.index) <= 0).any()):
+        if self.indices.shape != self.values.shape or self.indices.ndim != 1:
+            raise ModelError(f"there are {self.indices.shape} places for {self.values.shape} values")
+        if len(self.indices) and (self.indices[0] < 0 or self.indices[-1] >= self.size or (np.diff(self.indices) <= 0).any()):
             raise ModelError(f"the places must rise from 0 to at most {self.size - 1}")
-        if not np.isfinite(self.value).all():
+        if not np.isfinite(self.values).all():
             raise ModelError("a weight is not a finite number")
-        if self.card.spread is not None and (len(self.card.spread),) != self.card.row:
-            raise ModelError(f"there are {len(self.card.spread)} spreads for rows of {self.card.row}")
-        if self.card.build is None and next(iter(self.tensors.values())) != (self.outputs, *self.card.row):
-            raise ModelError(f"a linear model's weights have shape (outputs, features); got {next(iter(self.tensors.values()))}")
+        if self.metadata.feature_std is not None and (len(self.metadata.feature_std),) != self.metadata.input_shape:
+            raise ModelError(f"there are {len(self.metadata.feature_std)} spreads for rows of {self.metadata.input_shape}")
+        if self.metadata.factory is None and next(iter(self.tensor_shapes.values())) != (self.num_outputs, *self.metadata.input_shape):
+            raise ModelError(f"a linear model's weights have shape (outputs, features); got {next(iter(self.tensor_shapes.values()))}")
 
     @property
     def size(self) -> int:
         """All weights, zeros too."""
-        return sum(map(prod, self.tensors.values()))
+        return sum(map(prod, self.tensor_shapes.values()))
 
     @property
-    def outputs(self) -> int:
+    def num_outputs(self) -> int:
         """Numbers it gives for a row: one for a regression and for two classes of a logistic model."""
-        return 1 if self.card.loss in (Loss.SQUARED, Loss.LOGISTIC) else len(self.card.classes)
+        return 1 if self.metadata.loss in (Loss.SQUARED, Loss.LOGISTIC) else len(self.metadata.classes)
 
     @property
-    def kept(self) -> int:
+    def num_nonzero(self) -> int:
         """Weights that are not zero, of those the density counts."""
-        return int((self.index < self.size - self.free).sum())
+        return int((self.indices < self.size - self.num_ungated).sum())
 
     @property
     def density(self) -> float:
         """kept / counted."""
-        return self.kept / (self.size - self.free)
+        return self.num_nonzero / (self.size - self.num_ungated)
 
     @property
     def layers(self) -> dict[str, dict[str, Any]]:
         """Where each tensor stands in the flat vector, and its shape."""
-        ends = np.cumsum([prod(shape) for shape in self.tensors.values()]).tolist()
+        ends = np.cumsum([prod(shape) for shape in self.tensor_shapes.values()]).tolist()
         return {
             name: {"start": end - prod(shape), "stop": end, "shape": shape}
-            for (name, shape), end in zip(self.tensors.items(), ends, strict=True)
+            for (name, shape), end in zip(self.tensor_shapes.items(), ends, strict=True)
         }
 
-    def dense(self) -> np.ndarray:
+    def to_dense(self) -> np.ndarray:
         """The flat vector with its zeros."""
         flat = np.zeros(self.size, np.float32)
-        flat[self.index] = self.value
+        flat[self.indices] = self.values
         return flat
 
-    def named(self) -> dict[str, np.ndarray]:
+    def tensors_by_name(self) -> dict[str, np.ndarray]:
         """The tensors by name, with their zeros."""
-        flat = self.dense()
+        flat = self.to_dense()
         return {name: flat[part["start"] : part["stop"]].reshape(part["shape"]) for name, part in self.layers.items()}
 
     @cached_property
     def coef(self) -> sparse.csr_matrix:
         """The weights of a linear model, (outputs, features)."""
-        self._linear("coef")
-        counted = self.index < self.size - self.free
-        rows, columns = np.divmod(self.index[counted], self.card.row[0])
-        return sparse.csr_matrix((self.value[counted], (rows, columns)), shape=(self.outputs, self.card.row[0]))
+        self._require_linear("coef")
+        counted = self.indices < self.size - self.num_ungated
+        rows, columns = np.divmod(self.indices[counted], self.metadata.input_shape[0])
+        return sparse.csr_matrix((self.values[counted], (rows, columns)), shape=(self.num_outputs, self.metadata.input_shape[0]))
 
     @cached_property
     def intercept(self) -> np.ndarray:
         """The offsets of a linear model, (outputs,)."""
-        self._linear("intercept")
-        return self.dense()[self.size - self.free :] if self.free else np.zeros(self.outputs, np.float32)
+        self._require_linear("intercept")
+        return self.to_dense()[self.size - self.num_ungated :] if self.num_ungated else np.zeros(self.num_outputs, np.float32)
 
     def predict(self, x: np.ndarray | sparse.csr_matrix) -> np.ndarray:
         """theta x + b, (n, outputs): predictions or logits."""
-        self._linear("predict")
-        thin = sparse.issparse(x) and self.density < THIN
+        self._require_linear("predict")
+        thin = sparse.issparse(x) and self.density < MAX_SPARSE_PRODUCT_DENSITY
         product = (x @ self._transposed).toarray() if thin else x @ self._transposed_dense
         return np.asarray(product, np.float32) + self.intercept
 
@@ -145,9 +145,9 @@ class Model:
     def _transposed_dense(self) -> np.ndarray:
         return self._transposed.toarray()
 
-    def _linear(self, what: str) -> None:
-        if self.card.build is not None:
-            raise ModelError(f"{what} is of linear models; this one is built by {self.card.build}")
+    def _require_linear(self, operation: str) -> None:
+        if self.metadata.factory is not None:
+            raise ModelError(f"{operation} is of linear models; this one is built by {self.metadata.factory}")
 
 
 def probabilities(loss: Loss, outputs: np.ndarray) -> np.ndarray:
@@ -163,50 +163,50 @@ def probabilities(loss: Loss, outputs: np.ndarray) -> np.ndarray:
             return expit(outputs)
 
 
-def about(model: Model) -> str:
+def metadata_json(model: SparseModel) -> str:
     """Everything but the weights, as one line of JSON."""
-    card = {name: value for name, value in asdict(model.card).items() if value is not None}
-    return json.dumps({"tensors": model.tensors, "free": model.free, "card": card})
+    card = {name: value for name, value in asdict(model.metadata).items() if value is not None}
+    return json.dumps({"tensors": model.tensor_shapes, "num_ungated": model.num_ungated, "metadata": card})
 
 
-def card_of(text: str) -> Card:
+def metadata_from(text: str) -> ModelMetadata:
     """The card in that line."""
-    return _parsed(text)[0]
+    return _parse_metadata(text)[0]
 
 
-def assembled(text: str, index: np.ndarray, value: np.ndarray) -> Model:
+def from_parts(text: str, indices: np.ndarray, values: np.ndarray) -> SparseModel:
     """A model from its parts; the inverse of `about` for the first."""
-    card, tensors, free = _parsed(text)
-    return Model(index=index, value=value, tensors=tensors, free=free, card=card)
+    card, tensors, free = _parse_metadata(text)
+    return SparseModel(indices=indices, values=values, tensor_shapes=tensors, num_ungated=free, metadata=card)
 
 
-def _parsed(text: str) -> tuple[Card, dict[str, tuple[int, ...]], int]:
+def _parse_metadata(text: str) -> tuple[ModelMetadata, dict[str, tuple[int, ...]], int]:
     try:
         parts = json.loads(text)
-        known = {name: tuple(value) if isinstance(value, list) else value for name, value in parts["card"].items()}
-        spread = {"spread": tuple(map(float, known["spread"]))} if "spread" in known else {}
-        card = Card(**known | {"loss": Loss(known["loss"])} | spread)
-        return card, {str(name): tuple(map(int, shape)) for name, shape in parts["tensors"].items()}, int(parts["free"])
+        known = {name: tuple(value) if isinstance(value, list) else value for name, value in parts["metadata"].items()}
+        spread = {"feature_std": tuple(map(float, known["feature_std"]))} if "feature_std" in known else {}
+        card = ModelMetadata(**known | {"loss": Loss(known["loss"])} | spread)
+        return card, {str(name): tuple(map(int, shape)) for name, shape in parts["tensors"].items()}, int(parts["num_ungated"])
     except (ValueError, KeyError, TypeError, AttributeError) as problem:
         raise ModelError(f"its card is damaged ({type(problem).__name__}: {problem})") from None
 
 
-def pack(model: Model) -> bytes:
+def to_safetensors(model: SparseModel) -> bytes:
     """Indices and values in a safetensors file, the card as one line (several keys would have no fixed order)."""
-    return save({"index": model.index, "value": model.value}, {ABOUT: about(model)})
+    return save({"index": model.indices, "value": model.values}, {METADATA_KEY: metadata_json(model)})
 
 
-def pack_npz(model: Model) -> bytes:
+def to_npz(model: SparseModel) -> bytes:
     """What `scipy.sparse.load_npz` reads: the matrix of a linear model, else one row of all weights; beside it intercept and card."""
-    flat = sparse.csr_matrix((model.value, model.index, [0, len(model.index)]), shape=(1, model.size))
-    matrix, beside = (model.coef, {"intercept": model.intercept}) if model.card.build is None else (flat, {})
+    flat = sparse.csr_matrix((model.values, model.indices, [0, len(model.indices)]), shape=(1, model.size))
+    matrix, beside = (model.coef, {"intercept": model.intercept}) if model.metadata.factory is None else (flat, {})
     file = io.BytesIO()
     arrays = {"indices": matrix.indices, "indptr": matrix.indptr, "format": np.array(b"csr"), "shape": np.array(matrix.shape)}
-    np.savez_compressed(file, data=matrix.data, **arrays, **beside, **{ABOUT: np.array(about(model))})
+    np.savez_compressed(file, data=matrix.data, **arrays, **beside, **{METADATA_KEY: np.array(metadata_json(model))})
     return file.getvalue()
 
 
-def locate(path: Path) -> Path:
+def find_model_file(path: Path) -> Path:
     """The model file of a run folder, or the file itself."""
     if not path.exists():
         raise ModelError(f"{path} does not exist; name a run folder or a model file")
@@ -217,10 +217,10 @@ def locate(path: Path) -> Path:
     return path / MODEL
 
 
-def read(path: Path) -> Model:
+def read_model(path: Path) -> SparseModel:
     """The model of a run folder, or in a .safetensors or .npz file that `fedsieve` wrote."""
-    path = locate(path)
-    readers = {".safetensors": _safetensors, ".npz": _npz}
+    path = find_model_file(path)
+    readers = {".safetensors": _read_safetensors, ".npz": _read_npz}
     if path.suffix not in readers:
         raise ModelError(f"{path} is not read as a model; name a run folder or a file that ends in {' or '.join(readers)}")
     try:
@@ -229,24 +229,24 @@ def read(path: Path) -> Model:
         raise ModelError(f"{path} is not a model fedsieve wrote: {problem}") from None
 
 
-def _safetensors(path: Path) -> Model:
+def _read_safetensors(path: Path) -> SparseModel:
     with safe_open(path, "numpy") as file:
-        text = (file.metadata() or {}).get(ABOUT)
+        text = (file.metadata() or {}).get(METADATA_KEY)
         if text is None:
             raise ModelError("it has no card; train again, or export the run")
         index, value = (file.get_tensor(name) for name in ("index", "value"))
-    return assembled(text, index, value)
+    return from_parts(text, index, value)
 
 
-def _npz(path: Path) -> Model:
+def _read_npz(path: Path) -> SparseModel:
     with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:  # numpy forgets to close what it cannot read
-        if ABOUT not in arrays:
+        if METADATA_KEY not in arrays:
             raise ModelError("it has no card")
-        text, data, indices, indptr, shape = (arrays[name] for name in (ABOUT, "data", "indices", "indptr", "shape"))
+        text, data, indices, indptr, shape = (arrays[name] for name in (METADATA_KEY, "data", "indices", "indptr", "shape"))
         free = arrays["intercept"] if "intercept" in arrays else np.zeros(0, np.float32)
     index = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr)) * shape[1] + indices
     last = np.flatnonzero(free)
-    return assembled(
+    return from_parts(
         str(text),
         np.concatenate((index, prod(shape.tolist()) + last)).astype(np.int32),
         np.concatenate((data, free[last])).astype(np.float32),

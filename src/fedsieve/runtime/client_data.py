@@ -7,16 +7,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsieve.core.batches import PickedRows, SparseBatch
-from fedsieve.core.random import stream
-from fedsieve.core.types import Batch, Objective, SparseRows
+from fedsieve.core.batches import IndexedRows, SparseBatch
+from fedsieve.core.random import generator
+from fedsieve.core.types import Batch, CsrMatrix, Objective
 
 
-class Rows:
+class ClientData:
     """All clients' rows, client after client: a tensor, or a CSR matrix of which no batch is ever made dense at full width."""
 
     def __init__(
-        self, x: Tensor | SparseRows, y: Tensor, counts: Sequence[int] | np.ndarray, objective: Objective, batch_rows: int | None
+        self, x: Tensor | CsrMatrix, y: Tensor, counts: Sequence[int] | np.ndarray, objective: Objective, batch_rows: int | None
     ) -> None:
         self.x = x
         self.y = y
@@ -28,26 +28,26 @@ class Rows:
         self._dealt: tuple[tuple[int, ...], dict[tuple[int, ...], list[tuple[Tensor, Tensor]]]] = ((), {})
 
     @property
-    def sparse(self) -> bool:
+    def is_sparse(self) -> bool:
         """Whether rows are held as CSR."""
         return not isinstance(self.x, Tensor)
 
     @property
-    def width(self) -> int:
+    def num_features(self) -> int:
         """Numbers in a row."""
         return prod(self.x.shape[1:])
 
-    def examples(self, client: int) -> int:
+    def num_examples(self, client: int) -> int:
         """n_k."""
         return int(self.counts[client])
 
-    def dealt(self, seed: int, round: int, client: int, hands: int) -> np.ndarray:
+    def epoch_batches(self, seed: int, round: int, client: int, hands: int) -> np.ndarray:
         """The rows of one client for a round, (hands, b)."""
-        return deal(seed, round, client, self.examples(client), self._batch_rows, hands)
+        return shuffle_into_batches(seed, round, client, self.num_examples(client), self._batch_rows, hands)
 
-    def places(self, seed: int, round: int, clients: Sequence[int], hands: int) -> Tensor:
+    def batch_indices(self, seed: int, round: int, clients: Sequence[int], hands: int) -> Tensor:
         """Where the rows of a stack of clients stand, (hands, k, b)."""
-        dealt = np.concatenate([self.dealt(seed, round, client, hands) for client in clients], axis=1)
+        dealt = np.concatenate([self.epoch_batches(seed, round, client, hands) for client in clients], axis=1)
         dealt = dealt.reshape(hands, len(clients), -1) + self.offsets[clients][:, None]
         return torch.from_numpy(dealt).to(self.y.device)
 
@@ -59,23 +59,23 @@ class Rows:
         if self._dealt[0] != (turn := (seed, round, hands)):
             self._dealt = (turn, {})
         known, stack = self._dealt[1], tuple(clients)
-        suits = getattr(self._objective, "reads_rows", False) and PickedRows.suits(self.x, self._objective.layout.size)
+        suits = getattr(self._objective, "supports_indexed_rows", False) and IndexedRows.is_supported(self.x, self._objective.layout.size)
         if stack not in known:
-            places = self.places(seed, round, clients, hands)
-            labels = _picked(self.y, places)
+            places = self.batch_indices(seed, round, clients, hands)
+            labels = _gather(self.y, places)
             known[stack] = list(zip(places, labels.to(self.x.dtype) if suits else labels, strict=True))
         for at, y in known[stack][played]:
-            yield Batch(PickedRows(self.x, at) if suits else _picked(self.x, at), y)
+            yield Batch(IndexedRows(self.x, at) if suits else _gather(self.x, at), y)
 
-    def pick(self, client: int, hands: np.ndarray, also: np.ndarray | None = None) -> "Picked":
+    def sparse_batches(self, client: int, hands: np.ndarray, also: np.ndarray | None = None) -> "SparseRoundData":
         """The sparse rows of one client for several batches, cut out at once, and their features (with those in `also`)."""
         order = hands.reshape(-1) + self.offsets[client]
-        return Picked(self.x[order], self.y[torch.from_numpy(order)], hands.shape[1], also)
+        return SparseRoundData(self.x[order], self.y[torch.from_numpy(order)], hands.shape[1], also)
 
-    def of(self, client: int) -> Batch:
+    def client(self, client: int) -> Batch:
         """One client's rows; of sparse ones, the columns it has."""
-        if self.sparse:
-            batch = self.pick(client, np.arange(self.examples(client))[None]).batch(0)[1]
+        if self.is_sparse:
+            batch = self.sparse_batches(client, np.arange(self.num_examples(client))[None]).batch(0)[1]
             return Batch(batch.x.dense[0].to(batch.y.device), batch.y[0])
         part = slice(int(self.offsets[client]), int(self.offsets[client + 1]))
         return Batch(self.x[part], self.y[part])
@@ -84,24 +84,24 @@ class Rows:
         """L of each client's mini-batch loss, computed once a client."""
         for client in clients:
             if client not in self._smoothness:
-                rows = self.of(client)
+                rows = self.client(client)
                 self._smoothness[client] = self._objective.smoothness(rows, self._batch_rows or len(rows.x))
         return torch.stack([self._smoothness[client] for client in clients])
 
 
-def _picked(rows: Tensor, places: Tensor) -> Tensor:
+def _gather(rows: Tensor, places: Tensor) -> Tensor:
     """`index_select` is several times faster than advanced indexing."""
     return rows.index_select(0, places.view(-1)).view(*places.shape, *rows.shape[1:])
 
 
-class Picked:
+class SparseRoundData:
     """Sparse rows of several batches, one batch after another."""
 
-    def __init__(self, rows: SparseRows, y: Tensor, size: int, also: np.ndarray | None) -> None:
+    def __init__(self, rows: CsrMatrix, y: Tensor, size: int, also: np.ndarray | None) -> None:
         self.rows = rows
         self.y = y
         self.size = size
-        self.features, self.columns = renumbered(rows.indices, rows.shape[1], also)
+        self.features, self.columns = compact_indices(rows.indices, rows.shape[1], also)
         """the features of all batches, increasing, and the place of each cell's feature among them"""
 
     def batch(self, step: int, also: np.ndarray | None = None) -> tuple[np.ndarray, Batch]:
@@ -109,11 +109,11 @@ class Picked:
         begin, end = step * self.size, (step + 1) * self.size
         starts = self.rows.indptr[begin : end + 1]
         cells = slice(starts[0], starts[-1])
-        at, columns = renumbered(self.columns[cells], len(self.features), also)
+        at, columns = compact_indices(self.columns[cells], len(self.features), also)
         return at, Batch(SparseBatch(starts, columns, self.rows.data[cells], len(at), type(self.rows)), self.y[begin:end][None])
 
 
-def renumbered(numbers: np.ndarray, size: int, also: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+def compact_indices(numbers: np.ndarray, size: int, also: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """Which of the numbers below `size` occur (or are in `also`), and the place of each among those; much faster than sorting."""
     present = np.zeros(size, dtype=bool)
     present[numbers] = True
@@ -124,12 +124,12 @@ def renumbered(numbers: np.ndarray, size: int, also: np.ndarray | None) -> tuple
     return found, place[numbers]
 
 
-def deal(seed: int, round: int, client: int, count: int, size: int | None, hands: int) -> np.ndarray:
+def shuffle_into_batches(seed: int, round: int, client: int, count: int, size: int | None, hands: int) -> np.ndarray:
     """A client's rows shuffled once a round and dealt in hands of one size, (hands, size), the deck starting over when it is used up.
 
     Rows repeat within a hand only where the client has fewer (decision D2).
     """
     if size is None:
         return np.tile(np.arange(count), (hands, 1))
-    order, dealt = stream(seed, "rows", round, client).permutation(count), hands * size
+    order, dealt = generator(seed, "rows", round, client).permutation(count), hands * size
     return (order[:dealt] if dealt <= count else order[np.arange(dealt) % count]).reshape(hands, size)

@@ -7,11 +7,11 @@ import torch
 from fedsieve import wire
 from fedsieve.core.packets import Packet
 from fedsieve.core.types import Algorithm, Clock, Objective
-from fedsieve.runtime.rounds import first_broadcast
+from fedsieve.runtime.rounds import initial_broadcast
 
 
 @dataclass(frozen=True, kw_only=True)
-class Party:
+class RunContext:
     """One who can read and write the messages of a run."""
 
     algorithm: Algorithm
@@ -21,12 +21,12 @@ class Party:
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
 
-    def address(self, clock: Clock) -> wire.Address:
+    def message_id(self, clock: Clock) -> wire.MessageId:
         """What every message of one exchange must say it is for."""
-        return wire.Address(self.fingerprint, clock.round, clock.exchange)
+        return wire.MessageId(self.fingerprint, clock.round, clock.exchange)
 
-    def opened(self, packet: Packet, clock: Clock) -> Packet:
+    def resolve_seed(self, packet: Packet, clock: Clock) -> Packet:
         """The packet, or the first broadcast where it is only a seed."""
         if packet.seed is None:
             return packet
-        return first_broadcast(self.algorithm, self.objective, packet.seed, clock, self.dtype, self.device)
+        return initial_broadcast(self.algorithm, self.objective, packet.seed, clock, self.dtype, self.device)

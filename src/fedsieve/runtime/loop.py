@@ -5,47 +5,47 @@ from dataclasses import dataclass
 
 from fedsieve import wire
 from fedsieve.core.packets import Packet
-from fedsieve.core.types import Bytes, Clock, Exchanged, Reply
-from fedsieve.runtime.local_training import Local
+from fedsieve.core.types import Clock, ExchangeResult, Reply, Traffic
+from fedsieve.runtime.local_training import ClientEngine
 
 
-def weigh(encoded: wire.Encoded, *others: wire.Encoded) -> Bytes:
+def measure_traffic(encoded: wire.EncodedPacket, *others: wire.EncodedPacket) -> Traffic:
     """The three sizes of messages of one form, and the sizes of their parts: they differ in positions only."""
     gates = weights = 0
     for name, values in encoded.fields.items():
-        if name in wire.GATE_FIELDS:
+        if name in wire.GATE_TRAFFIC_FIELDS:
             gates += len(values)
         else:
             weights += len(values)
-    scalars, header = len(encoded.scalars), len(encoded.header) + wire.CHECKSUM
+    scalars, header = len(encoded.scalars), len(encoded.header) + wire.CHECKSUM_BYTES
     values = scalars + gates + weights
-    alike = Bytes(encoded.formula, values, header + values, header, 0, scalars, weights, gates).times(1 + len(others))
+    alike = Traffic(encoded.paper_bytes, values, header + values, header, 0, scalars, weights, gates).times(1 + len(others))
     positions = len(encoded.positions) + sum([len(other.positions) for other in others])
-    return alike.plus(Bytes(payload=positions, wire=positions, positions=positions))
+    return alike.plus(Traffic(payload=positions, total=positions, positions=positions))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loop(Local):
+class LoopEngine(ClientEngine):
     """An exchange that visits each client in turn and passes bytes."""
 
-    def __call__(self, clock: Clock, packet: Packet, clients: Sequence[int]) -> Exchanged:
+    def __call__(self, clock: Clock, packet: Packet, clients: Sequence[int]) -> ExchangeResult:
         """Send, let each client compute, collect."""
-        address = self.address(clock)
+        address = self.message_id(clock)
         encoded = wire.encode(packet, address)
-        support = self.opened(packet, clock).support
-        down, up, replies, rejected = Bytes(), Bytes(), [], []
+        support = self.resolve_seed(packet, clock).support
+        down, up, replies, rejected = Traffic(), Traffic(), [], []
         for client in clients:
-            answer = self.visit(clock, encoded.join(), client)
-            down, up = down.plus(weigh(encoded)), up.plus(weigh(answer))
+            answer = self.run_client(clock, encoded.to_bytes(), client)
+            down, up = down.plus(measure_traffic(encoded)), up.plus(measure_traffic(answer))
             try:
-                reply = wire.decode(answer.join(), address, self.objective.layout.size, support)
-                replies.append(Reply(client, reply, self.rows.examples(client)))
+                reply = wire.decode(answer.to_bytes(), address, self.objective.layout.size, support)
+                replies.append(Reply(client, reply, self.data.num_examples(client)))
             except wire.PacketError as problem:
                 rejected.append((client, str(problem)))
-        return Exchanged(replies, rejected, down, up)
+        return ExchangeResult(replies, rejected, down, up)
 
-    def visit(self, clock: Clock, message: bytes, client: int) -> wire.Encoded:
+    def run_client(self, clock: Clock, message: bytes, client: int) -> wire.EncodedPacket:
         """What one client does with a message."""
-        address = self.address(clock)
-        packet = self.opened(wire.decode(message, address, self.objective.layout.size), clock)
-        return wire.encode(self.answer(self.begin(packet, clock), clock, [client]).at(0), address, packet.support)
+        address = self.message_id(clock)
+        packet = self.resolve_seed(wire.decode(message, address, self.objective.layout.size), clock)
+        return wire.encode(self.train_and_reply(self.initial_state(packet, clock), clock, [client]).at(0), address, packet.support)

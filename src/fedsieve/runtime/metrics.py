@@ -6,24 +6,24 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def regression(prediction: Float[Tensor, "n 1"], y: Float[Tensor, " n"]) -> dict[str, float]:
+def regression_metrics(prediction: Float[Tensor, "n 1"], y: Float[Tensor, " n"]) -> dict[str, float]:
     """MSE and R2."""
     error = ((prediction[:, 0] - y) ** 2).mean()
     return {"r2": float(1 - error / ((y - y.mean()) ** 2).mean()), "mse": float(error)}
 
 
-def binary(logits: Float[Tensor, "n 1"], y: Float[Tensor, " n"]) -> dict[str, float]:
+def binary_metrics(logits: Float[Tensor, "n 1"], y: Float[Tensor, " n"]) -> dict[str, float]:
     """Accuracy and cross-entropy of two classes."""
     hit = (logits[:, 0] > 0) == (y > 0.5)
     return {"accuracy": float(hit.double().mean()), "ce": float(functional.binary_cross_entropy_with_logits(logits[:, 0], y))}
 
 
-def multiclass(logits: Float[Tensor, "n c"], y: Tensor) -> dict[str, float]:
+def multiclass_metrics(logits: Float[Tensor, "n c"], y: Tensor) -> dict[str, float]:
     """Accuracy and cross-entropy."""
     return {"accuracy": float((logits.argmax(1) == y).double().mean()), "ce": float(functional.cross_entropy(logits, y))}
 
 
-def multilabel(logits: Float[Tensor, "n c"], y: Float[Tensor, "n c"]) -> dict[str, float]:
+def multilabel_metrics(logits: Float[Tensor, "n c"], y: Float[Tensor, "n c"]) -> dict[str, float]:
     """Micro-averaged F1 and binary cross-entropy."""
     said, true = logits > 0, y > 0.5
     hits = (said & true).sum()
@@ -33,13 +33,13 @@ def multilabel(logits: Float[Tensor, "n c"], y: Float[Tensor, "n c"]) -> dict[st
     }
 
 
-def recovery(kept: Bool[Tensor, "c f"], truth: Bool[Tensor, "c f"]) -> dict[str, float]:
-    """Support recovery: TDR is precision over entries, `tdr_rows` over features, recall beside them (L213, decision F2)."""
+def support_recovery(kept: Bool[Tensor, "c f"], truth: Bool[Tensor, "c f"]) -> dict[str, float]:
+    """Support recovery: TDR is precision over entries, `tdr_features` over features, recall beside them (L213, decision F2)."""
     hits = (kept & truth).sum()
     rows, true_rows = kept.any(0), truth.any(0)
     return {
         "tdr": float(hits / kept.sum().clamp_min(1)),
-        "tdr_rows": float((rows & true_rows).sum() / rows.sum().clamp_min(1)),
+        "tdr_features": float((rows & true_rows).sum() / rows.sum().clamp_min(1)),
         "recall": float(hits / truth.sum().clamp_min(1)),
     }
 

@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def replace(path: Path, content: bytes) -> None:
+def atomic_write(path: Path, content: bytes) -> None:
     """Write a file whole or not at all: beside it, to the disk, in its place, the folder to the disk. What was there stays until then."""
     temporary = path.with_name(path.name + ".part")
     try:
@@ -22,10 +22,10 @@ def replace(path: Path, content: bytes) -> None:
         with suppress(OSError):
             os.unlink(temporary)
         raise
-    settle(path.parent)
+    fsync_directory(path.parent)
 
 
-def settle(folder: Path) -> None:
+def fsync_directory(folder: Path) -> None:
     """Have the disk remember which files a folder holds."""
     if os.name != "posix":  # elsewhere a folder cannot be opened, and its entries need no call of their own
         return

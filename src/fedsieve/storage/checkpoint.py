@@ -25,10 +25,10 @@ from torch import Tensor
 from fedsieve.core.types import Layout
 from fedsieve.storage import atomic
 
-FORMAT = 1
+FORMAT_VERSION = 1
 SUFFIX = ".safetensors"
-PLAIN = (bool, int, float, str, type(None))
-RAISABLE = frozenset({"rounds"})
+SCALAR_TYPES = (bool, int, float, str, type(None))
+MAY_CHANGE = frozenset({"rounds"})
 """Settings a run may go on with in another form: schedules then follow the new number of rounds from where the run stands."""
 
 
@@ -36,57 +36,57 @@ class CheckpointError(RuntimeError):
     """A checkpoint that cannot be read."""
 
 
-class ChangedError(ValueError):
+class SettingsChangedError(ValueError):
     """A run that was to go on with other settings than it began with."""
 
 
 class Checkpoint(NamedTuple):
     """What a checkpoint holds."""
 
-    rounds: int
+    rounds_done: int
     """rounds that are done"""
     settings: dict[str, Any]
     """the run's, as plain values"""
     tensors: dict[str, np.ndarray]
     """the state's tensors by the names of their fields"""
-    plain: dict[str, Any]
+    scalars: dict[str, Any]
     """its other values"""
-    damaged: tuple[str, ...] = ()
+    damage_reports: tuple[str, ...] = ()
     """newer checkpoints that were passed over, and why"""
 
-    def restore(self, like: Any) -> Any:
+    def restore(self, template: Any) -> Any:
         """The server; `like` is one of the same run, such as the one it started with, and lends its form and its layout."""
-        wanted = {name: isinstance(value, Tensor) for name, value in _leaves(like)}
-        held = dict.fromkeys(self.tensors, True) | dict.fromkeys(self.plain, False)
+        wanted = {name: isinstance(value, Tensor) for name, value in _leaves(template)}
+        held = dict.fromkeys(self.tensors, True) | dict.fromkeys(self.scalars, False)
         if wanted != held:
             odd = sorted(name for name, _ in wanted.items() ^ held.items())
-            raise ChangedError(
+            raise SettingsChangedError(
                 f"the checkpoint is of another method or version: its state has {', '.join(dict.fromkeys(odd))}, or lacks it"
             )
-        return _rebuilt(like, {**self.tensors, **self.plain})
+        return _rebuild(template, {**self.tensors, **self.scalars})
 
 
-def save(folder: Path, rounds: int, server: Any, settings: Mapping[str, Any]) -> Path:
+def save(folder: Path, rounds_done: int, server: Any, settings: Mapping[str, Any]) -> Path:
     """Write a checkpoint and keep the one before it; an OSError leaves those that are there as they were."""
-    content = encode(rounds, server, settings)
+    content = encode(rounds_done, server, settings)
     if not folder.is_dir():
         folder.mkdir(parents=True)
-        atomic.settle(folder.parent)
-    path = folder / f"{rounds:06d}-{_digest(content)}{SUFFIX}"
-    atomic.replace(path, content)
-    before = [other for other in stored(folder) if _rounds(other) < rounds][-1:]
-    for other in stored(folder):
+        atomic.fsync_directory(folder.parent)
+    path = folder / f"{rounds_done:06d}-{_digest(content)}{SUFFIX}"
+    atomic.atomic_write(path, content)
+    before = [other for other in list_checkpoints(folder) if _rounds_from_name(other) < rounds_done][-1:]
+    for other in list_checkpoints(folder):
         if other not in (path, *before):
             os.unlink(other)
     return path
 
 
-def newest(folder: Path) -> Checkpoint | None:
+def latest(folder: Path) -> Checkpoint | None:
     """The newest checkpoint that is whole; None where there is none at all."""
     damaged: list[str] = []
-    for path in reversed(stored(folder)):
+    for path in reversed(list_checkpoints(folder)):
         try:
-            return _read(path)._replace(damaged=tuple(damaged))
+            return _read_checkpoint(path)._replace(damage_reports=tuple(damaged))
         except CheckpointError as problem:
             damaged.append(f"{path}: {problem}")
     if damaged:
@@ -94,33 +94,33 @@ def newest(folder: Path) -> Checkpoint | None:
     return None
 
 
-def stored(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """Checkpoints by the rounds done, damaged ones among them; half-written files have another ending."""
-    return sorted((path for path in folder.glob(f"*-*{SUFFIX}") if path.name.split("-")[0].isdecimal()), key=_rounds)
+    return sorted((path for path in folder.glob(f"*-*{SUFFIX}") if path.name.split("-")[0].isdecimal()), key=_rounds_from_name)
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Settings that differ, by the names users type, but for those that may be raised."""
     old, new = _flat(json.loads(json.dumps(before))), _flat(json.loads(json.dumps(now)))
-    names = sorted((old.keys() | new.keys()) - RAISABLE)
+    names = sorted((old.keys() | new.keys()) - MAY_CHANGE)
     return [f"{name} was {old.get(name)}, is {new.get(name)}" for name in names if old.get(name) != new.get(name)]
 
 
-def refuse_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def check_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """A run goes on as it began."""
-    if found := changes(before, now):
-        raise ChangedError(f"a resumed run keeps its settings: {'; '.join(found)}; leave that out, or start another run")
+    if found := changed_settings(before, now):
+        raise SettingsChangedError(f"a resumed run keeps its settings: {'; '.join(found)}; leave that out, or start another run")
 
 
 # The file
 
 
-def encode(rounds: int, server: Any, settings: Mapping[str, Any]) -> bytes:
+def encode(rounds_done: int, server: Any, settings: Mapping[str, Any]) -> bytes:
     """A checkpoint as bytes; what is no tensor as one line of JSON (several keys would have no fixed order)."""
     leaves = dict(_leaves(server))
     tensors = {name: value.contiguous().numpy(force=True) for name, value in leaves.items() if isinstance(value, Tensor)}
     plain = {name: value for name, value in leaves.items() if not isinstance(value, Tensor)}
-    about = {"format": FORMAT, "rounds": rounds, "settings": settings, "state": plain}
+    about = {"format": FORMAT_VERSION, "rounds": rounds_done, "settings": settings, "state": plain}
     return packed(tensors, {"checkpoint": json.dumps(about)})
 
 
@@ -132,8 +132,8 @@ def decode(content: bytes) -> Checkpoint:
         about = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["checkpoint"])
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as problem:
         raise CheckpointError(f"not a checkpoint: {type(problem).__name__}: {problem}") from None
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
-        raise CheckpointError(f"of another format; this version reads format {FORMAT}")
+    if not isinstance(about, dict) or about.get("format") != FORMAT_VERSION:
+        raise CheckpointError(f"of another format; this version reads format {FORMAT_VERSION}")
     rounds, settings, plain = (about.get(name) for name in ("rounds", "settings", "state"))
     known = type(rounds) is int and rounds >= 0 and isinstance(settings, dict) and isinstance(plain, dict)
     if not known or tensors.keys() & plain.keys():
@@ -141,16 +141,16 @@ def decode(content: bytes) -> Checkpoint:
     return Checkpoint(rounds, settings, tensors, plain)
 
 
-def _read(path: Path) -> Checkpoint:
+def _read_checkpoint(path: Path) -> Checkpoint:
     try:
         content = path.read_bytes()
     except OSError as problem:
         raise CheckpointError(f"cannot be read: {problem.strerror}") from None
-    if path.name != f"{_rounds(path):06d}-{_digest(content)}{SUFFIX}":
+    if path.name != f"{_rounds_from_name(path):06d}-{_digest(content)}{SUFFIX}":
         raise CheckpointError(f"damaged: its {len(content)} bytes do not have the digest in its name")
     found = decode(content)
-    if found.rounds != _rounds(path):
-        raise CheckpointError(f"damaged: it is of {found.rounds} rounds, its name says {_rounds(path)}")
+    if found.rounds_done != _rounds_from_name(path):
+        raise CheckpointError(f"damaged: it is of {found.rounds_done} rounds, its name says {_rounds_from_name(path)}")
     return found
 
 
@@ -158,7 +158,7 @@ def _digest(content: bytes) -> str:
     return blake2b(content, digest_size=8).hexdigest()
 
 
-def _rounds(path: Path) -> int:
+def _rounds_from_name(path: Path) -> int:
     return int(path.name.split("-")[0])
 
 
@@ -172,27 +172,27 @@ def _leaves(state: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(state, tuple) and hasattr(state, "_fields"):
         for field, value in zip(state._fields, state, strict=True):
             yield from _leaves(value, f"{name}.{field}".lstrip("."))
-    elif isinstance(state, (Tensor, *PLAIN)):
+    elif isinstance(state, (Tensor, *SCALAR_TYPES)):
         yield name, state
     else:
         raise TypeError(f"a server's state is made of tensors, plain values and named tuples of them; {name} is a {type(state).__name__}")
 
 
-def _rebuilt(like: Any, stored: Mapping[str, Any], name: str = "") -> Any:
-    if isinstance(like, Layout):
-        return like
-    if isinstance(like, tuple):
-        fields = zip(like._fields, like, strict=True)
-        return like._replace(**{field: _rebuilt(value, stored, f"{name}.{field}".lstrip(".")) for field, value in fields})
-    if not isinstance(like, Tensor):
-        return stored[name]
-    tensor = torch.from_numpy(stored[name])
-    if tensor.shape != like.shape or tensor.dtype != like.dtype:
-        raise ChangedError(
+def _rebuild(template: Any, values: Mapping[str, Any], name: str = "") -> Any:
+    if isinstance(template, Layout):
+        return template
+    if isinstance(template, tuple):
+        fields = zip(template._fields, template, strict=True)
+        return template._replace(**{field: _rebuild(value, values, f"{name}.{field}".lstrip(".")) for field, value in fields})
+    if not isinstance(template, Tensor):
+        return values[name]
+    tensor = torch.from_numpy(values[name])
+    if tensor.shape != template.shape or tensor.dtype != template.dtype:
+        raise SettingsChangedError(
             f"the checkpoint is of another model: its {name} is {tensor.dtype} {tuple(tensor.shape)}, "
-            f"here it is {like.dtype} {tuple(like.shape)}"
+            f"here it is {template.dtype} {tuple(template.shape)}"
         )
-    return tensor.to(like.device)
+    return tensor.to(template.device)
 
 
 def _flat(settings: Mapping[str, Any], section: str = "") -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The studies by the name a user types, and what each shows. No torch here."""
 
-PAPER = {
+PAPER_STUDIES = {
     "table-1": "Table 1 (L214-240): FLoPS(0.05), FLoPS(0.95) and FedIter-HT on 5 % truth, non-IID",
     "table-2": "Table 2 (L244-276): FLoPS and FedIter-HT, true density .05 and .95, IID and non-IID",
     "gates": "figure (L278-299): expected gates of FLoPS per epoch on LR, LG, MC",
@@ -13,10 +13,10 @@ PAPER = {
     "communication": "bytes (L303): the paper's formula, payload and wire of each method; quality against bytes",
     "starts": "claim (L140, L607): dense and sparse starts, scaling rate and prune start, FLoPS and FLoPS-PA",
 }
-OWN = {
+PACKAGE_STUDIES = {
     "equal-bytes": "sieve as it comes, rivals tuned alike on other seeds, at the bytes sieve needs: who leads where, and by how much",
     "ablation": "sieve with one of its parts taken away or done otherwise: what gates, memory, signs, polishing are worth",
-    "hostile": "accuracy and TDR with 0 to 30 % of the clients lying or broken, under the plain and the robust means",
+    "robustness": "accuracy and TDR with 0 to 30 % of the clients lying or broken, under the plain and the robust means",
     "constraint": "density and multiplier per round without log-alpha scaling: does the L0 constraint hold by itself?",
 }
-STUDIES = PAPER | OWN
+STUDIES = PAPER_STUDIES | PACKAGE_STUDIES

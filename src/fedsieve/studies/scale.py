@@ -25,25 +25,25 @@ class Scale:
     """of generated tasks; none of them was used for tuning"""
     sweep_seeds: Sequence[int]
     """of studies with many cells that are not the paper's"""
-    instances: Sequence[int]
+    instance_seeds: Sequence[int]
     """of the figure over many random instances"""
     real_seeds: Sequence[int]
     real_rounds: int | None = None
     """None: the method's own"""
-    rows: int = 10_000
-    features: int = 1000
+    num_examples: int = 10_000
+    num_features: int = 1000
     clients: int = 100
     gradient_rounds: int = 50
     """epochs of Tables 1 and 2 and the gate figures"""
     rounds: int = 100
     """rounds of methods that average parameters"""
-    steps: int | None = None
+    local_steps: int | None = None
     """local steps or exchanges a round; None: the method's own"""
-    stand_in: bool = False
+    use_digits_only: bool = False
     """real data replaced by scikit-learn's digits, and labelled so"""
 
     @property
-    def tiny(self) -> bool:
+    def is_smoke_test(self) -> bool:
         """Whether numbers mean nothing."""
         return self.name is ScaleName.SMOKE
 
@@ -53,19 +53,19 @@ SCALES = {
         name=ScaleName.SMOKE,
         seeds=(0, 1),
         sweep_seeds=(0,),
-        instances=(0, 1),
+        instance_seeds=(0, 1),
         real_seeds=(0,),
         real_rounds=3,
-        rows=200,
-        features=40,
+        num_examples=200,
+        num_features=40,
         clients=10,
         gradient_rounds=4,
         rounds=4,
-        steps=3,
-        stand_in=True,
+        local_steps=3,
+        use_digits_only=True,
     ),
     ScaleName.SHORT: Scale(
-        name=ScaleName.SHORT, seeds=range(5), sweep_seeds=range(3), instances=range(10), real_seeds=range(3), real_rounds=50
+        name=ScaleName.SHORT, seeds=range(5), sweep_seeds=range(3), instance_seeds=range(10), real_seeds=range(3), real_rounds=50
     ),
-    ScaleName.PAPER: Scale(name=ScaleName.PAPER, seeds=range(10), sweep_seeds=range(10), instances=range(50), real_seeds=range(10)),
+    ScaleName.PAPER: Scale(name=ScaleName.PAPER, seeds=range(10), sweep_seeds=range(10), instance_seeds=range(50), real_seeds=range(10)),
 }

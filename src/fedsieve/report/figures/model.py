@@ -7,68 +7,72 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedsieve.models.sparse_model import Model
+from fedsieve.models.sparse_model import SparseModel
 from fedsieve.report.figures.style import STYLE
-from fedsieve.report.html.supports import IMAGES, strongest_features
+from fedsieve.report.html.supports import IMAGE_SHAPES, strongest_features
 
-POSITIVE, NEGATIVE, PLAIN = "#0072B2", "#D55E00", "#56B4E9"
-MOST_BARS, MOST_MASKS, COLUMNS, FEW = 20, 64, 8, 5
+POSITIVE_COLOUR, NEGATIVE_COLOUR, BAR_COLOUR = "#0072B2", "#D55E00", "#56B4E9"
+MAX_BARS, MAX_MASKS, NUM_COLUMNS, NUM_COLUMNS_IF_FEW = 20, 64, 8, 5
 
 
-def portrait(model: Model, place: Path) -> None:
+def draw_model(model: SparseModel, path: Path) -> None:
     """Draw it into a file."""
     with mpl.rc_context(STYLE):
-        if model.card.task in IMAGES and model.card.build is None:
-            made = masks(model, IMAGES[model.card.task])
-        elif model.card.build is None:
-            made = features(model)
+        if model.metadata.task in IMAGE_SHAPES and model.metadata.factory is None:
+            made = draw_masks(model, IMAGE_SHAPES[model.metadata.task])
+        elif model.metadata.factory is None:
+            made = draw_features(model)
         else:
-            made = layers(model)
-        made.suptitle(f"{model.card.method} on {model.card.task}: {model.kept} of {model.size - model.free} weights", fontsize=10)
-        made.savefig(place)
+            made = draw_layers(model)
+        made.suptitle(
+            f"{model.metadata.algorithm} on {model.metadata.task}: {model.num_nonzero} of {model.size - model.num_ungated} weights",
+            fontsize=10,
+        )
+        made.savefig(path)
 
 
-def masks(model: Model, shape: tuple[int, int]) -> Figure:
+def draw_masks(model: SparseModel, image_shape: tuple[int, int]) -> Figure:
     """The weights of each class as pixels: blue speaks for it, orange against it, white was dropped."""
-    matrix = model.coef.toarray()[:MOST_MASKS]
-    columns = FEW if len(matrix) <= 2 * FEW else COLUMNS
+    matrix = model.coef.toarray()[:MAX_MASKS]
+    columns = NUM_COLUMNS_IF_FEW if len(matrix) <= 2 * NUM_COLUMNS_IF_FEW else NUM_COLUMNS
     rows = ceil(len(matrix) / columns)
     made = Figure(figsize=(1.15 * columns, 1.3 * rows + 0.7), layout="constrained")
-    colours = mpl.colors.LinearSegmentedColormap.from_list("signed", [NEGATIVE, "#FFFFFF", POSITIVE])
+    colours = mpl.colors.LinearSegmentedColormap.from_list("signed", [NEGATIVE_COLOUR, "#FFFFFF", POSITIVE_COLOUR])
     for i, axes in enumerate(made.subplots(rows, columns, squeeze=False).flat):
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set(visible=i < len(matrix), color="#B0B0B0", linewidth=0.6)
         if i < len(matrix):
             most = np.abs(matrix[i]).max() or 1
-            axes.imshow(matrix[i].reshape(shape), cmap=colours, vmin=-most, vmax=most, interpolation="nearest")
-            axes.set_title(model.card.classes[i], fontsize=8, pad=2)
+            axes.imshow(matrix[i].reshape(image_shape), cmap=colours, vmin=-most, vmax=most, interpolation="nearest")
+            axes.set_title(model.metadata.classes[i], fontsize=8, pad=2)
     made.supxlabel("blue speaks for the class, orange against it; white was dropped", fontsize=8)
     return made
 
 
-def features(model: Model) -> Figure:
+def draw_features(model: SparseModel) -> Figure:
     """The strongest features, signed where there is one output."""
-    data = strongest_features(model, MOST_BARS)
+    data = strongest_features(model, MAX_BARS)
     names, weights = [row[0] for row in data.rows][::-1], [row[1] for row in data.rows][::-1]
     made = Figure(figsize=(6.5, 0.22 * max(len(names), 4) + 1), layout="constrained")
     axes = made.subplots()
-    axes.barh(names, weights, color=[POSITIVE if weight > 0 else NEGATIVE for weight in weights])
+    axes.barh(names, weights, color=[POSITIVE_COLOUR if weight > 0 else NEGATIVE_COLOUR for weight in weights])
     axes.set(xlabel=data.columns[1], title=data.caption)
     axes.tick_params(labelsize=7.5)
     axes.grid(visible=False, axis="y")
     return made
 
 
-def layers(model: Model) -> Figure:
+def draw_layers(model: SparseModel) -> Figure:
     """The density of each tensor, with the count beside its bar."""
     parts = [
-        (name, model.index[(model.index >= part["start"]) & (model.index < part["stop"])].size, part) for name, part in model.layers.items()
+        (name, model.indices[(model.indices >= part["start"]) & (model.indices < part["stop"])].size, part)
+        for name, part in model.layers.items()
     ]
     made = Figure(figsize=(6.5, 0.28 * len(parts) + 1), layout="constrained")
     axes = made.subplots()
     sizes = [part["stop"] - part["start"] for _, _, part in parts]
     densities = [kept / size for (_, kept, _), size in zip(parts, sizes, strict=True)]
-    bars = axes.barh([name for name, _, _ in parts], densities, color=PLAIN)
+    bars = axes.barh([name for name, _, _ in parts], densities, color=BAR_COLOUR)
     axes.bar_label(bars, [f" {kept} of {size}" for (_, kept, _), size in zip(parts, sizes, strict=True)], fontsize=7.5)
     axes.set(xlabel="density", xlim=(0, max(densities) * 1.25 or 1))
     axes.invert_yaxis()

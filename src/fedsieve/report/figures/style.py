@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from fedsieve.studies import results
 from fedsieve.studies.results import Row
 
-COLOURS = {
+ALGORITHM_COLOURS = {
     "flops": "#0072B2",
     "flops-pa": "#D55E00",
     "fed-iter-ht": "#009E73",
@@ -26,11 +26,31 @@ COLOURS = {
     "fed-l1": "#8C4B2F",
     "random-mask": "#7B5EA7",
 }
-ORDER = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A7A7A")
-NAMES = {"flops": "FLoPS", "flops-pa": "FLoPS-PA", "fed-iter-ht": "FedIter-HT", "fed-avg": "FedAvg", "sieve": "sieve (ours)"}
-NAMES |= {"fed-round-ht": "Fed-Round-HT", "fed-ht": "Fed-HT", "gradual": "gradual pruning", "fed-l1": "L1", "random-mask": "random mask"}
-TASKS = {"lr": "LR", "lg": "LG", "mc": "MC", "mnist": "MNIST, softmax", "mnist-cnn": "MNIST, LeNet", "emnist": "EMNIST", "rcv1": "RCV1"}
-METRICS = {"r2": "test R²", "accuracy": "test accuracy", "micro_f1": "test micro-F1", "tdr": "TDR", "tdr_rows": "TDR over feature rows"}
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A7A7A")
+ALGORITHM_LABELS = {"flops": "FLoPS", "flops-pa": "FLoPS-PA", "fed-iter-ht": "FedIter-HT", "fed-avg": "FedAvg", "sieve": "sieve (ours)"}
+ALGORITHM_LABELS |= {
+    "fed-round-ht": "Fed-Round-HT",
+    "fed-ht": "Fed-HT",
+    "gradual": "gradual pruning",
+    "fed-l1": "L1",
+    "random-mask": "random mask",
+}
+TASK_LABELS = {
+    "lr": "LR",
+    "lg": "LG",
+    "mc": "MC",
+    "mnist": "MNIST, softmax",
+    "mnist-cnn": "MNIST, LeNet",
+    "emnist": "EMNIST",
+    "rcv1": "RCV1",
+}
+METRIC_LABELS = {
+    "r2": "test R²",
+    "accuracy": "test accuracy",
+    "micro_f1": "test micro-F1",
+    "tdr": "TDR",
+    "tdr_features": "TDR over feature rows",
+}
 STYLE = {
     "font.size": 9.0,
     "axes.titlesize": 9.5,
@@ -50,30 +70,30 @@ STYLE = {
 
 
 @contextmanager
-def figure(place: Path, width: float, height: float) -> Iterator[Figure]:
+def saved_figure(path: Path, width: float, height: float) -> Iterator[Figure]:
     """A figure that is saved as PNG and PDF when it is finished; the same rows give the same bytes."""
     with mpl.rc_context(STYLE):
         made = Figure(figsize=(width, height), layout="constrained")
         yield made
         for suffix, metadata in ((".png", {"Software": None}), (".pdf", {"CreationDate": None})):
-            made.savefig(place.with_suffix(suffix), metadata=metadata)
+            made.savefig(path.with_suffix(suffix), metadata=metadata)
 
 
-def called(label: dict[str, Any]) -> str:
+def line_label(label: dict[str, Any]) -> str:
     """A line's name: the method, and its setting where there are several."""
-    name, setting = NAMES.get(label["method"], label["method"]), label.get("setting")
+    name, setting = ALGORITHM_LABELS.get(label["method"], label["method"]), label.get("setting")
     return f"Central {name}" if setting == "central" else f"{name}, {setting}" if label["method"] == "fed-iter-ht" and setting else name
 
 
-def look(label: dict[str, Any]) -> dict[str, Any]:
+def line_style(label: dict[str, Any]) -> dict[str, Any]:
     """A line's colour and dashes: a method keeps its colour everywhere, settings as published are dashed."""
     kind = "central" if label.get("setting") == "central" else label["method"]
-    return {"color": COLOURS.get(kind, "#7A7A7A"), "linestyle": "--" if label.get("setting") == "as published" else "-"}
+    return {"color": ALGORITHM_COLOURS.get(kind, "#7A7A7A"), "linestyle": "--" if label.get("setting") == "as published" else "-"}
 
 
-def band(axes: Axes, rows: Sequence[Row], name: str, *, x: str = "round", **style: Any) -> int:
+def plot_mean_sd(axes: Axes, rows: Sequence[Row], name: str, *, x: str = "round", **style: Any) -> int:
     """The mean of a curve over seeds with a band of one sd; how many seeds there were."""
-    there = [row for row in results.done(rows) if results.curve(row, name) is not None]
+    there = [row for row in results.done_rows(rows) if results.get_curve(row, name) is not None]
     if not there:
         return 0
     shortest = min(len(row["curves"][x]) for row in there)
@@ -87,25 +107,27 @@ def band(axes: Axes, rows: Sequence[Row], name: str, *, x: str = "round", **styl
     return len(there)
 
 
-def legend(figure: Figure, axes: Sequence[Axes], seeds: int | str, columns: int = 4) -> None:
+def add_legend(figure: Figure, axes: Sequence[Axes], num_seeds: int | str, num_columns: int = 4) -> None:
     """One legend below all panels, which names the band; seeds in words where panels differ in them."""
     found = {text: handle for ax in axes for handle, text in zip(*ax.get_legend_handles_labels(), strict=True)}
-    title = f"lines: mean of {seeds} seeds; bands: ± 1 sd" if seeds not in (0, 1) else "lines: one seed"
-    figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns, title=title, title_fontsize=8.0)
+    title = f"lines: mean of {num_seeds} seeds; bands: ± 1 sd" if num_seeds not in (0, 1) else "lines: one seed"
+    figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=num_columns, title=title, title_fontsize=8.0)
 
 
-def floor(axes: Axes, rows: Sequence[Row], name: str) -> None:
+def clip_axis(axes: Axes, rows: Sequence[Row], name: str) -> None:
     """Do not let a bad first rounds squeeze what matters: the axis begins no lower than -.05."""
-    lowest = min((value for row in results.done(rows) for value in results.curve(row, name) or () if value is not None), default=0.0)
+    lowest = min(
+        (value for row in results.done_rows(rows) for value in results.get_curve(row, name) or () if value is not None), default=0.0
+    )
     if lowest < -0.05:
         axes.set_ylim(bottom=-0.05)
 
 
-def count(rows: Sequence[Row]) -> int:
+def num_finished_seeds(rows: Sequence[Row]) -> int:
     """Seeds that finished."""
-    return len(results.seeds_of(results.done(rows)))
+    return len(results.distinct_seeds(results.done_rows(rows)))
 
 
-def panels_of(made: Figure, columns: int, rows: int = 1) -> list[Axes]:
+def create_panels(figure: Figure, num_columns: int, num_rows: int = 1) -> list[Axes]:
     """A grid of panels, row by row."""
-    return list(made.subplots(rows, columns, squeeze=False).flat)
+    return list(figure.subplots(num_rows, num_columns, squeeze=False).flat)

@@ -4,16 +4,16 @@ from collections import Counter
 
 import numpy as np
 
-from fedsieve.formatting import number
+from fedsieve.formatting import format_number
 from fedsieve.report.html import png
-from fedsieve.report.html.elements import Budget, Markup, Table, figure, figures, section, tag
-from fedsieve.report.html.run_record import Record
+from fedsieve.report.html.elements import Html, PageLimits, TableData, element, figure, figure_grid, section
+from fedsieve.report.html.run_record import RunRecord
 from fedsieve.report.html.svg import Axes, Line, column_chart, image_chart, line_chart
 
 
-def clients(run: Record, budget: Budget) -> Markup:
+def clients_section(run: RunRecord, limits: PageLimits) -> Html:
     """A panel of all clients, largest first."""
-    known = run.about.get("clients", {})
+    known = run.run_info.get("clients", {})
     picked = Counter(client for row in run.rows for client in row.get("cohort", ()))
     replied = Counter(client for row in run.rows for client in row.get("replied", ()))
     rejected = [(client, why) for row in run.rows for client, why in row.get("rejected", ())]
@@ -23,15 +23,15 @@ def clients(run: Record, budget: Budget) -> Markup:
     says = f"{len(picked)} of {count} clients were asked at least once; {came} of {asked} replies counted, {len(rejected)} were rejected."
     says += f" In {silent} rounds nobody answered, and nothing changed." if silent else ""
     reasons = Counter(why for _, why in rejected)
-    refused = tag("p", "Rejected: " + "; ".join(f"{why} ({n} times)" for why, n in reasons.most_common(5)) + ".") if reasons else ""
-    if "rows" not in known:
-        return section("Clients", tag("p", says), refused, level=3)
-    rows = np.array(known["rows"])
+    refused = element("p", "Rejected: " + "; ".join(f"{why} ({n} times)" for why, n in reasons.most_common(5)) + ".") if reasons else ""
+    if "num_examples" not in known:
+        return section("Clients", element("p", says), refused, level=3)
+    rows = np.array(known["num_examples"])
     order = np.argsort(-rows, kind="stable")
     labels = None if known.get("labels") is None else np.array(known["labels"])
     bad = Counter(client for client, _ in rejected)
     columns = ["client", "rows", "rounds asked", "rounds replied", "replies rejected"] + (["labels held"] if labels is not None else [])
-    table = Table(
+    table = TableData(
         "Clients",
         columns,
         [
@@ -46,40 +46,40 @@ def clients(run: Record, budget: Budget) -> Markup:
             f"{rows.sum()} rows; {rows.min()} to {rows.max()} a client, median {np.median(rows):g}.",
             column_chart(rows[order].tolist(), reach, Axes("client, largest first", "rows")),
             table,
-            budget,
+            limits,
         ),
         figure(
             "Rounds each client was asked",
             says,
             column_chart([picked[i] for i in order.tolist()], reach, Axes("client, largest first", "rounds"), 2),
-            Table("Rounds each client was asked", ["client", "rounds asked"], [(i, picked[i]) for i in order.tolist()]),
-            budget,
+            TableData("Rounds each client was asked", ["client", "rounds asked"], [(i, picked[i]) for i in order.tolist()]),
+            limits,
         ),
     ]
     if labels is not None and labels.size:
-        drawn.append(label_shares(labels[order], order, budget))
-    return section("Clients", refused, figures(*drawn), level=3)
+        drawn.append(label_figure(labels[order], order, limits))
+    return section("Clients", refused, figure_grid(*drawn), level=3)
 
 
-def privacy(run: Record, budget: Budget) -> Markup:
+def privacy_section(run: RunRecord, limits: PageLimits) -> Html:
     """What the run has spent of its clients' privacy, round by round; nothing where it promises none."""
     spent, rounds = run.column("epsilon"), run.column("round")
     if not any(value is not None for value in spent):
-        return Markup("")
+        return Html("")
     chosen = run.config["privacy"]
-    says = f"Epsilon {number(spent[-1])} at delta {chosen['delta']:.2g} after {len(rounds)} rounds, noise multiplier {chosen['noise']:g}. "
+    says = f"Epsilon {format_number(spent[-1])} at delta {chosen['delta']:.2g} after {len(rounds)} rounds, noise multiplier {chosen['noise_multiplier']:g}. "
     says += "It bounds what broadcasts and model tell of one client replaced by another; messages and this page are for the server."
-    chart = line_chart([Line("epsilon", rounds, spent)], Axes("round", "epsilon", zero=True), points=budget.points)
-    numbers = Table("Epsilon per round", ["round", "epsilon"], list(zip(rounds, spent, strict=True)))
-    return section("Privacy", figures(figure("Epsilon per round", says, chart, numbers, budget)), level=3)
+    chart = line_chart([Line("epsilon", rounds, spent)], Axes("round", "epsilon", include_zero=True), max_points=limits.max_points)
+    numbers = TableData("Epsilon per round", ["round", "epsilon"], list(zip(rounds, spent, strict=True)))
+    return section("Privacy", figure_grid(figure("Epsilon per round", says, chart, numbers, limits)), level=3)
 
 
-def label_shares(labels: np.ndarray, order: np.ndarray, budget: Budget) -> Markup:
+def label_figure(labels: np.ndarray, order: np.ndarray, limits: PageLimits) -> Html:
     """The share of each label in a client's rows."""
     share = labels / labels.sum(1, keepdims=True).clip(1)
     what = "share of each label in the rows of each client"
     axes = ("client, largest first", 0, len(share)), ("label", 0, labels.shape[1])
     rows = [(int(client), *map(int, counts)) for client, counts in zip(order, labels, strict=True)]
-    numbers = Table("Rows of each label", ["client", *(f"label {i}" for i in range(labels.shape[1]))], rows)
+    numbers = TableData("Rows of each label", ["client", *(f"label {i}" for i in range(labels.shape[1]))], rows)
     says = "Dark is none, bright yellow is all of a client's rows."
-    return figure("Labels of each client", says, image_chart(png.heat(share.T[::-1]), *axes, what), numbers, budget)
+    return figure("Labels of each client", says, image_chart(png.heatmap_png(share.T[::-1]), *axes, what), numbers, limits)

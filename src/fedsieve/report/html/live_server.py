@@ -8,28 +8,28 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from fedsieve.report.html.page import report
-from fedsieve.report.html.run_record import find_runs, read_rows
+from fedsieve.report.html.page import render_report
+from fedsieve.report.html.run_record import find_runs, read_round_metrics
 from fedsieve.storage import run_directory
 
 LOOPBACK = "127.0.0.1"
-FILES = (run_directory.METRICS, run_directory.TRACE, run_directory.RESULT, run_directory.MODEL)
+WATCHED_FILES = (run_directory.METRICS, run_directory.SUPPORTS_NPZ, run_directory.RESULT, run_directory.MODEL)
 
 
-class News:
+class PageCache:
     """What there is to see in a folder; the page is made anew only when something changed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.lock = Lock()
-        self.made: tuple[str, bytes] | None = None
+        self.cached: tuple[str, bytes] | None = None
 
     def state(self) -> dict[str, Any]:
         """Rounds finished, whether the runs came to their end, and a stamp that changes with every file."""
         runs = find_runs(self.folder)
-        stats = [(path.stat().st_mtime_ns, path.stat().st_size) for run in runs for name in FILES if (path := run / name).exists()]
+        stats = [(path.stat().st_mtime_ns, path.stat().st_size) for run in runs for name in WATCHED_FILES if (path := run / name).exists()]
         return {
-            "round": sum(len(read_rows(run / run_directory.METRICS)) for run in runs),
+            "round": sum(len(read_round_metrics(run / run_directory.METRICS)) for run in runs),
             "done": all((run / run_directory.RESULT).exists() for run in runs),
             "stamp": f"{len(runs)}-{hash(tuple(stats)):x}",
         }
@@ -38,43 +38,43 @@ class News:
         """The page as of now."""
         with self.lock:
             stamp = self.state()["stamp"]
-            if self.made is None or self.made[0] != stamp:
-                self.made = stamp, report([self.folder], live=True).encode()
-            return self.made[1]
+            if self.cached is None or self.cached[0] != stamp:
+                self.cached = stamp, render_report([self.folder], live=True).encode()
+            return self.cached[1]
 
 
 class Handler(BaseHTTPRequestHandler):
     """Two addresses, / and /state; only for those who asked this machine by its own name."""
 
-    news: News
+    cache: PageCache
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
         """The page, or how far the run is."""
         port = self.server.server_address[1]
         if self.headers.get("Host") not in {f"{name}:{port}" for name in (LOOPBACK, "localhost")}:
-            self.answer(HTTPStatus.FORBIDDEN, "text/plain", b"this page answers only to 127.0.0.1 and localhost\n")
+            self.send_content(HTTPStatus.FORBIDDEN, "text/plain", b"this page answers only to 127.0.0.1 and localhost\n")
         elif self.path in ("/", "/state"):
-            self.found()
+            self.send_page()
         else:
-            self.answer(HTTPStatus.NOT_FOUND, "text/plain", b"there is / and /state\n")
+            self.send_content(HTTPStatus.NOT_FOUND, "text/plain", b"there is / and /state\n")
 
     do_HEAD = do_GET  # noqa: N815
 
-    def found(self) -> None:
+    def send_page(self) -> None:
         """What was asked for; a file caught in the middle of being replaced is tried again a second later by the page."""
         try:
             if self.path == "/":
-                self.answer(HTTPStatus.OK, "text/html; charset=utf-8", self.news.page())
+                self.send_content(HTTPStatus.OK, "text/html; charset=utf-8", self.cache.page())
             else:
-                self.answer(HTTPStatus.OK, "application/json", json.dumps(self.news.state()).encode())
-        except (run_directory.FolderError, OSError) as problem:
-            self.answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"{problem}\n".encode())
+                self.send_content(HTTPStatus.OK, "application/json", json.dumps(self.cache.state()).encode())
+        except (run_directory.RunDirectoryError, OSError) as problem:
+            self.send_content(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"{problem}\n".encode())
 
-    def answer(self, status: HTTPStatus, kind: str, content: bytes) -> None:
+    def send_content(self, status: HTTPStatus, content_type: str, content: bytes) -> None:
         """Headers that keep it out of other pages and caches, then the content."""
         self.send_response(status)
-        headers = {"Content-Type": kind, "Content-Length": str(len(content)), "Cache-Control": "no-store"}
+        headers = {"Content-Type": content_type, "Content-Length": str(len(content)), "Cache-Control": "no-store"}
         headers |= {"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Cross-Origin-Resource-Policy": "same-origin"}
         for name, value in headers.items():
             self.send_header(name, value)
@@ -86,26 +86,26 @@ class Handler(BaseHTTPRequestHandler):
         """Say nothing: a line a second helps nobody."""
 
 
-def server(folder: Path, port: int) -> ThreadingHTTPServer:
+def create_server(folder: Path, port: int) -> ThreadingHTTPServer:
     """A server of a folder's page on this machine's own address; port 0 is any that is free."""
     find_runs(folder)
-    handler = type("Handler", (Handler,), {"news": News(folder)})
+    handler = type("Handler", (Handler,), {"cache": PageCache(folder)})
     try:
         made = ThreadingHTTPServer((LOOPBACK, port), handler)
     except (OSError, OverflowError) as problem:
-        raise run_directory.FolderError(
+        raise run_directory.RunDirectoryError(
             f"--port {port} cannot be used: {getattr(problem, 'strerror', None) or problem}; choose another"
         ) from None
     made.daemon_threads = True
     return made
 
 
-def serve(folder: Path, port: int, say: Callable[[str], None]) -> None:
+def serve(folder: Path, port: int, log: Callable[[str], None]) -> None:
     """Serve until interrupted."""
-    made = server(folder, port)
+    made = create_server(folder, port)
     with made:
         try:
-            say(f"http://{LOOPBACK}:{made.server_address[1]}/ shows {folder}; Ctrl-C ends it")
+            log(f"http://{LOOPBACK}:{made.server_address[1]}/ shows {folder}; Ctrl-C ends it")
             made.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
-            say("ended")
+            log("ended")

@@ -5,34 +5,38 @@ from typing import Any
 
 import numpy as np
 
-from fedsieve.formatting import number, size
-from fedsieve.report.html.elements import Budget, Cell, Markup, Table, figure, figures, section, table, tag
-from fedsieve.report.html.run_record import Record
+from fedsieve.formatting import format_bytes, format_number
+from fedsieve.report.html.elements import Cell, Html, PageLimits, TableData, element, figure, figure_grid, html_table, section
+from fedsieve.report.html.run_record import RunRecord
 from fedsieve.report.html.svg import Axes, Line, line_chart
-from fedsieve.report.html.training import METRICS
+from fedsieve.report.html.training import METRIC_LABELS
 
 Settings = dict[str, Any]
 
 
-def overview(runs: Sequence[Record], budget: Budget, comparison: Mapping[str, Any] | None, links: Mapping[int, str]) -> Markup:
+def overview_sections(
+    runs: Sequence[RunRecord], limits: PageLimits, comparison: Mapping[str, Any] | None, links: Mapping[int, str]
+) -> Html:
     """All runs, task by task; their own tables are never thinned. `links` says where on the page each run stands."""
-    by_task: dict[tuple[str, str], list[Record]] = {}
+    by_task: dict[tuple[str, str], list[RunRecord]] = {}
     for run in runs:
         by_task.setdefault((run.task, run.metric), []).append(run)
-    parts = [section(f"Quality against bytes: {task}", trade_off(members, metric, budget)) for (task, metric), members in by_task.items()]
+    parts = [
+        section(f"Quality against bytes: {task}", trade_off_figure(members, metric, limits)) for (task, metric), members in by_task.items()
+    ]
     if comparison:
-        parts.append(section("Comparison", *comparison_tables(comparison, Budget())))
-    return Markup("".join([*parts, section("Runs", runs_table(runs, Budget(), links))]))
+        parts.append(section("Comparison", *comparison_tables(comparison, PageLimits())))
+    return Html("".join([*parts, section("Runs", runs_table(runs, PageLimits(), links))]))
 
 
-def labelled(runs: Sequence[Record]) -> dict[str, list[Record]]:
+def group_by_settings(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
     """Runs that differ only in their seed, under the method's name and whatever else tells them apart from others of that method."""
-    by_method: dict[str, list[Record]] = {}
+    by_method: dict[str, list[RunRecord]] = {}
     for run in runs:
-        by_method.setdefault(run.method, []).append(run)
-    out: dict[str, list[Record]] = {}
+        by_method.setdefault(run.algorithm, []).append(run)
+    out: dict[str, list[RunRecord]] = {}
     for method, members in by_method.items():
-        flats = [flat(run.config) for run in members]
+        flats = [flatten(run.config) for run in members]
         keys = sorted({key for one in flats for key in one})
         telling = [key for key in keys if key != "seed" and len({str(one.get(key)) for one in flats}) > 1]
         for run, one in zip(members, flats, strict=True):
@@ -40,7 +44,7 @@ def labelled(runs: Sequence[Record]) -> dict[str, list[Record]]:
     return out
 
 
-def flat(config: Settings) -> Settings:
+def flatten(config: Settings) -> Settings:
     """Settings under dotted names."""
     found: Settings = {}
     for key, value in config.items():
@@ -48,21 +52,21 @@ def flat(config: Settings) -> Settings:
     return found
 
 
-def curve(name: str, runs: Sequence[Record], metric: str) -> Line | None:
+def mean_curve(name: str, runs: Sequence[RunRecord], metric: str) -> Line | None:
     """Mean over seeds, with a band of one standard deviation where there are several; unfinished runs only where no other is there."""
-    runs = [run for run in runs if run.finished] or [run for run in runs if run.rows]
+    runs = [run for run in runs if run.is_finished] or [run for run in runs if run.rows]
     if not runs:
         return None
     rounds = min(len(run.rows) for run in runs)
-    x = np.mean([run.spent[:rounds] for run in runs], axis=0)
+    x = np.mean([run.cumulative_bytes[:rounds] for run in runs], axis=0)
     y = np.array([[np.nan if v is None else v for v in run.column(metric)[:rounds]] for run in runs], dtype=float)
     mean = y.mean(0)
     band = y.std(0, ddof=1) if len(runs) > 1 else None
     edges = ((mean - band).tolist(), (mean + band).tolist()) if band is not None else ((), ())
-    return Line(name, x.tolist(), mean.tolist(), *edges, end=True)
+    return Line(name, x.tolist(), mean.tolist(), *edges, has_end_marker=True)
 
 
-def pareto(points: Mapping[str, tuple[float, float]]) -> list[str]:
+def pareto_front(points: Mapping[str, tuple[float, float]]) -> list[str]:
     """Names of those no other beats in bytes and quality at once, cheapest first."""
     best, names = -np.inf, []
     for name, (_, value) in sorted(points.items(), key=lambda item: (item[1][0], -item[1][1])):
@@ -72,76 +76,91 @@ def pareto(points: Mapping[str, tuple[float, float]]) -> list[str]:
     return names
 
 
-def trade_off(runs: Sequence[Record], metric: str, budget: Budget) -> Markup:
+def trade_off_figure(runs: Sequence[RunRecord], metric: str, limits: PageLimits) -> Html:
     """Every method's way from its first byte to its last, and which ends no other beats."""
-    groups = labelled(runs)
-    lines = [line for name, members in groups.items() if (line := curve(name, members, metric))]
+    groups = group_by_settings(runs)
+    lines = [line for name, members in groups.items() if (line := mean_curve(name, members, metric))]
     if not lines:
-        return tag("p", "No round is finished yet.")
+        return element("p", "No round is finished yet.")
     ends = {line.name: (line.x[-1], line.y[-1]) for line in lines}
-    front = pareto(ends)
-    name = METRICS.get(metric, metric)
+    front = pareto_front(ends)
+    name = METRIC_LABELS.get(metric, metric)
     sizes = {len(members) for members in groups.values()}
     counted = f"{min(sizes)} to {max(sizes)} seeds" if len(sizes) > 1 else ("one seed" if sizes == {1} else f"{sizes.pop()} seeds")
     floor = min(end[1] for end in ends.values())
-    clipped = [_above(line, floor - 1.5 * max(max(e[1] for e in ends.values()) - floor, 0.1)) for line in lines]
+    clipped = [_clip_below(line, floor - 1.5 * max(max(e[1] for e in ends.values()) - floor, 0.1)) for line in lines]
     steps = [corner for a, b in zip(front, front[1:], strict=False) for corner in ((ends[b][0], ends[a][1]), ends[b])]
     chart = line_chart(
         clipped,
-        Axes("bytes sent, both ways", name, log_x=True, follow=False),
-        front=[ends[front[0]], *steps] if len(front) > 1 else [],
-        points=budget.points,
+        Axes("bytes sent, both ways", name, log_x=True, interactive=False),
+        pareto_path=[ends[front[0]], *steps] if len(front) > 1 else [],
+        max_points=limits.max_points,
     )
     says = f"Mean of {counted}; the band is one standard deviation, markers are the last rounds. On the Pareto front: {', '.join(front)}."
     if any(len(short.x) < len(line.x) for short, line in zip(clipped, lines, strict=True)):
         says += " Early rounds far below are left out."
-    rows = [(line.name, len(groups[line.name]), *ends[line.name], _spread(line), "yes" if line.name in front else "no") for line in lines]
-    numbers = Table(
-        f"{name} and bytes after the last round", ["method", "seeds", "bytes", name, "standard deviation", "on the front"], rows
+    rows = [(line.name, len(groups[line.name]), *ends[line.name], _final_sd(line), "yes" if line.name in front else "no") for line in lines]
+    numbers = TableData(
+        f"{name} and bytes after the last round", ["algorithm", "seeds", "bytes", name, "standard deviation", "on the front"], rows
     )
-    return figures(figure(f"{name} against bytes", says, chart, numbers, budget, wide=True))
+    return figure_grid(figure(f"{name} against bytes", says, chart, numbers, limits, wide=True))
 
 
-def _above(line: Line, least: float) -> Line:
+def _clip_below(line: Line, min_value: float) -> Line:
     """The part of a curve worth looking at: the first rounds would flatten the rest."""
-    keep = [i for i, v in enumerate(line.y) if v >= least]
+    keep = [i for i, v in enumerate(line.y) if v >= min_value]
     pick = [[column[i] for i in keep] if column else () for column in line[1:5]]
-    low = [max(v, least) for v in pick[2]]
-    return Line(line.name, pick[0], pick[1], low, pick[3], end=line.end)
+    low = [max(v, min_value) for v in pick[2]]
+    return Line(line.name, pick[0], pick[1], low, pick[3], has_end_marker=line.has_end_marker)
 
 
-def _spread(line: Line) -> float | None:
+def _final_sd(line: Line) -> float | None:
     return line.high[-1] - line.y[-1] if line.high else None
 
 
-def comparison_tables(result: Mapping[str, Any], budget: Budget) -> list[Markup]:
+def comparison_tables(result: Mapping[str, Any], limits: PageLimits) -> list[Html]:
     """What `fedsieve compare` printed, from its result.json."""
-    metric = METRICS.get(result["metric"], result["metric"])
+    metric = METRIC_LABELS.get(result["metric"], result["metric"])
     seeds = ", ".join(map(str, result["seeds"]))
-    limit = size(result["equal_bytes_limit"])
-    columns = ["method", "rounds", metric, "sd", f"less {result['base']}", "95 % half-width", "TDR", "bytes up", "bytes down", "by formula"]
+    limit = format_bytes(result["equal_bytes_limit"])
+    columns = [
+        "algorithm",
+        "rounds",
+        metric,
+        "sd",
+        f"less {result['base']}",
+        "95 % half-width",
+        "TDR",
+        "bytes up",
+        "bytes down",
+        "by formula",
+    ]
     out = []
     for key, title in (("equal_rounds", "after all rounds"), ("equal_bytes", f"at {limit} sent, what the cheapest needs")):
         rows: list[list[Cell]] = []
         for name, entry in result["methods"].items():
             part, own = entry[key], name == result["base"]
             difference = [None, None] if own else [part["difference"], part["interval"]]
-            sent = [entry["bytes_up"], entry["bytes_down"], entry["bytes_up_formula"] + entry["bytes_down_formula"]]
+            sent = [entry["bytes_up"], entry["bytes_down"], entry["bytes_up_paper_formula"] + entry["bytes_down_paper_formula"]]
             rows.append([name, entry["rounds"], part["mean"], part["sd"], *difference, entry["tdr"]["mean"], *sent])
-        out.append(table(Table(f"{metric} {title} (seeds {seeds})", columns, rows), budget))
+        out.append(html_table(TableData(f"{metric} {title} (seeds {seeds})", columns, rows), limits))
     return out
 
 
-def runs_table(runs: Sequence[Record], budget: Budget, links: Mapping[int, str]) -> Markup:
+def runs_table(runs: Sequence[RunRecord], limits: PageLimits, links: Mapping[int, str]) -> Html:
     """One row a run."""
     rows: list[list[Cell]] = []
     for i, run in enumerate(runs):
-        name = tag("a", run.name, href=f"#{links[i]}") if i in links else run.name
-        value, sent = run.last(run.metric), int(run.spent[-1]) if len(run.spent) else 0
+        name = element("a", run.name, href=f"#{links[i]}") if i in links else run.name
+        value, sent = run.last(run.metric), int(run.cumulative_bytes[-1]) if len(run.cumulative_bytes) else 0
         density = float(run.config.get("density", 0))
         done = len(run.rows)
-        rows.append([name, run.task, run.method, run.seed, density, done, None if value is None else float(value), run.last("tdr"), sent])
-    columns = ["run", "task", "method", "seed", "density", "rounds", "quality", "TDR", "bytes"]
+        rows.append(
+            [name, run.task, run.algorithm, run.seed, density, done, None if value is None else float(value), run.last("tdr"), sent]
+        )
+    columns = ["run", "task", "algorithm", "seed", "density", "rounds", "quality", "TDR", "bytes"]
     best = max((run for run in runs if run.last(run.metric) is not None), key=lambda run: run.last(run.metric), default=None)
-    said = f"; the highest is {number(best.last(best.metric))} ({best.name})" if best and len({run.task for run in runs}) == 1 else ""
-    return table(Table(f"{len(runs)} runs{said}", columns, rows), budget)
+    said = (
+        f"; the highest is {format_number(best.last(best.metric))} ({best.name})" if best and len({run.task for run in runs}) == 1 else ""
+    )
+    return html_table(TableData(f"{len(runs)} runs{said}", columns, rows), limits)

@@ -13,85 +13,88 @@ from typing import Any
 
 import fedsieve
 from fedsieve.report.html import clients, overview, supports, training
-from fedsieve.report.html.elements import Budget, Markup, tag
-from fedsieve.report.html.run_record import Record, find_runs, read_comparison, read_run
-from fedsieve.report.html.study_section import find_studies, study
+from fedsieve.report.html.elements import Html, PageLimits, element
+from fedsieve.report.html.run_record import RunRecord, find_runs, read_comparison, read_run
+from fedsieve.report.html.study_section import find_studies, render_study
 from fedsieve.storage import run_directory
 
-PARTS = files("fedsieve.report.html")
+RESOURCES = files("fedsieve.report.html")
 
 
-def report(folders: Sequence[Path], *, live: bool = False) -> str:
+def render_report(folders: Sequence[Path], *, live: bool = False) -> str:
     """The whole page about the runs or studies in these folders; `live` pages ask their server for news."""
     if studies := [place for folder in folders for place in find_studies(folder)]:
         title = studies[0].name if len(studies) == 1 else f"{len(studies)} studies"
-        return shell(title, Markup("".join(map(study, studies))), live=live)
+        return render_document(title, Html("".join(map(render_study, studies))), live=live)
     runs = [read_run(place) for folder in folders for place in find_runs(folder)]
     if not any(run.rows for run in runs) and not live:
-        raise run_directory.FolderError(f"{runs[0].folder} has no finished round yet")
+        raise run_directory.RunDirectoryError(f"{runs[0].folder} has no finished round yet")
     comparison = read_comparison(folders[0]) if len(folders) == 1 else None
     try:
-        return document(runs, comparison, live=live)
+        return render_runs(runs, comparison, live=live)
     except (KeyError, TypeError, IndexError) as problem:
         where = ", ".join(map(str, folders))
-        raise run_directory.FolderError(
+        raise run_directory.RunDirectoryError(
             f"{where} holds a file that is not what a run leaves: {type(problem).__name__} {problem}"
         ) from problem
 
 
-def document(runs: list[Record], comparison: Mapping[str, Any] | None, *, live: bool) -> str:
+def render_runs(runs: list[RunRecord], comparison: Mapping[str, Any] | None, *, live: bool) -> str:
     """The page of one run, or of several side by side and then one by one."""
     if len(runs) == 1:
         run = runs[0]
-        body = tag("section", tag("h2", f"{run.name}, seed {run.seed}"), run_body(run, Budget()))
-        return shell(f"{run.method} on {run.task}", body, live=live)
-    budget = Budget(len(runs))
+        body = element("section", element("h2", f"{run.name}, seed {run.seed}"), render_run(run, PageLimits()))
+        return render_document(f"{run.algorithm} on {run.task}", body, live=live)
+    budget = PageLimits(len(runs))
     links = {i: f"run-{i + 1}" for i in range(len(runs))}
-    order = list(comparison["methods"]) if comparison else sorted({run.method for run in runs})
-    runs = sorted(runs, key=lambda run: (run.task, order.index(run.method) if run.method in order else len(order), run.seed))
+    order = list(comparison["methods"]) if comparison else sorted({run.algorithm for run in runs})
+    runs = sorted(runs, key=lambda run: (run.task, order.index(run.algorithm) if run.algorithm in order else len(order), run.seed))
     inner = (
-        tag(
-            "details", tag("summary", tag("h2", f"{run.name}: {run.method} on {run.task}, seed {run.seed}")), run_body(run, budget), **place
+        element(
+            "details",
+            element("summary", element("h2", f"{run.name}: {run.algorithm} on {run.task}, seed {run.seed}")),
+            render_run(run, budget),
+            **place,
         )
         for run, place in ((run, {"id": links[i], "class_": "run"}) for i, run in enumerate(runs))
     )
-    body = overview.overview(runs, budget, comparison, links) + tag("section", tag("h2", "Run by run"), *inner)
-    return shell(title_of(runs), Markup(body), live=live)
+    body = overview.overview_sections(runs, budget, comparison, links) + element("section", element("h2", "Run by run"), *inner)
+    return render_document(page_title(runs), Html(body), live=live)
 
 
-def title_of(runs: Sequence[Record]) -> str:
+def page_title(runs: Sequence[RunRecord]) -> str:
     """What several runs are about."""
-    methods, tasks = (list(dict.fromkeys(names)) for names in ([run.method for run in runs], [run.task for run in runs]))
+    methods, tasks = (list(dict.fromkeys(names)) for names in ([run.algorithm for run in runs], [run.task for run in runs]))
     return f"{len(runs)} runs: {', '.join(methods)} on {', '.join(tasks)}"
 
 
-def run_body(run: Record, budget: Budget) -> Markup:
+def render_run(run: RunRecord, limits: PageLimits) -> Html:
     """Everything about one run."""
     if not run.rows:
-        return tag("p", "No round is finished yet.")
+        return element("p", "No round is finished yet.")
     again = run.folder.with_name(run.folder.name + "-again")
     command = f"fedsieve train --config {shlex.quote(str(run.folder / run_directory.CONFIG))} --out {shlex.quote(str(again))}"
     parts = (
-        training.headline(run),
-        training.quality(run, budget),
-        training.density(run, budget),
-        training.traffic(run, budget),
-        supports.stability(run, budget),
-        supports.recovery(run, budget),
-        supports.what_was_kept(run, budget),
-        clients.clients(run, budget),
-        clients.privacy(run, budget),
-        training.settings(run, run_directory.toml(run.config), command),
+        training.headline_section(run),
+        training.quality_section(run, limits),
+        training.density_section(run, limits),
+        training.traffic_section(run, limits),
+        supports.stability_section(run, limits),
+        supports.recovery_section(run, limits),
+        supports.kept_weights_section(run, limits),
+        clients.clients_section(run, limits),
+        clients.privacy_section(run, limits),
+        training.reproduction_section(run, run_directory.to_toml(run.config), command),
     )
-    return Markup("".join(part for part in parts if part))
+    return Html("".join(part for part in parts if part))
 
 
-def shell(title: str, body: Markup, *, live: bool) -> str:
+def render_document(title: str, body: Html, *, live: bool) -> str:
     """The document around a body: style and script inside, nothing from elsewhere allowed."""
-    style, script = ((PARTS / name).read_text() for name in ("page.css", "page.js"))
+    style, script = ((RESOURCES / name).read_text() for name in ("page.css", "page.js"))
     hashed = b64encode(sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{hashed}'"
-    return Template((PARTS / "template.html").read_text()).substitute(
+    return Template((RESOURCES / "template.html").read_text()).substitute(
         title=escape(title),
         policy=policy + ("; connect-src 'self'" if live else ""),
         style=style,
@@ -102,20 +105,22 @@ def shell(title: str, body: Markup, *, live: bool) -> str:
     )
 
 
-def write(folders: Sequence[Path], place: Path) -> Path:
+def write_report(folders: Sequence[Path], path: Path) -> Path:
     """Write the page of some folders into a file."""
-    page = report(folders)
+    page = render_report(folders)
     try:
-        run_directory.replace(place, page.encode())
+        run_directory.atomic_write(path, page.encode())
     except OSError as problem:
-        raise run_directory.FolderError(f"cannot write the report to {place}: {problem.strerror}; choose another file with --out") from None
-    return place
+        raise run_directory.RunDirectoryError(
+            f"cannot write the report to {path}: {problem.strerror}; choose another file with --out"
+        ) from None
+    return path
 
 
-def leave(folder: Path) -> str | None:
+def write_default_report(folder: Path) -> str | None:
     """The page of a run that just ended, in its folder. Whatever goes wrong with it, the run is kept: a note, and no path."""
     try:
-        return str(write([folder], folder / run_directory.REPORT))
+        return str(write_report([folder], folder / run_directory.REPORT))
     except Exception as problem:  # a run of hours must not fail for its picture
         print(f"note: the run is kept, its report was not written: {type(problem).__name__}: {problem}", file=sys.stderr)
         return None

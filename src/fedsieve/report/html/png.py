@@ -22,10 +22,10 @@ CIVIDIS = np.array(
 )
 """A map from dark blue to yellow that reads the same with every kind of colour vision."""
 POSITIVE, NEGATIVE = (0, 114, 178), (213, 94, 0)
-LEVELS = 64
+NUM_LEVELS = 64
 
 
-def png(pixels: np.ndarray, palette: np.ndarray) -> str:
+def png_data_uri(pixels: np.ndarray, palette: np.ndarray) -> str:
     """A picture of palette numbers (height, width) as a data URI; the palette is (n, 4): red, green, blue, opacity."""
     height, width = pixels.shape
     lines = np.zeros((height, width + 1), dtype=np.uint8)
@@ -45,19 +45,19 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-def heat(matrix: np.ndarray) -> str:
+def heatmap_png(matrix: np.ndarray) -> str:
     """Numbers in [0, 1] from dark blue to yellow."""
-    level = np.clip(np.nan_to_num(matrix) * (LEVELS - 1) + 0.5, 0, LEVELS - 1).astype(np.uint8)
-    places = np.linspace(0, len(CIVIDIS) - 1, LEVELS)
+    level = np.clip(np.nan_to_num(matrix) * (NUM_LEVELS - 1) + 0.5, 0, NUM_LEVELS - 1).astype(np.uint8)
+    places = np.linspace(0, len(CIVIDIS) - 1, NUM_LEVELS)
     colours = np.stack([np.interp(places, range(len(CIVIDIS)), CIVIDIS[:, i]) for i in range(3)], axis=1)
-    return png(level, np.column_stack([colours, np.full(LEVELS, 255)]))
+    return png_data_uri(level, np.column_stack([colours, np.full(NUM_LEVELS, 255)]))
 
 
-def signed(matrix: np.ndarray) -> str:
+def signed_png(matrix: np.ndarray) -> str:
     """Positive numbers blue, negative ones vermilion, stronger where larger; what is exactly 0 is left clear."""
     largest = np.abs(matrix).max() or 1.0
-    strength = np.ceil(np.abs(matrix) / largest * LEVELS).astype(int).clip(0, LEVELS)
-    level = np.where(matrix > 0, strength, np.where(matrix < 0, LEVELS + strength, 0))
-    opacity = np.linspace(90, 255, LEVELS)
-    sides = [np.column_stack([np.tile(colour, (LEVELS, 1)), opacity]) for colour in (POSITIVE, NEGATIVE)]
-    return png(level.astype(np.uint8), np.concatenate([np.zeros((1, 4)), *sides]))
+    strength = np.ceil(np.abs(matrix) / largest * NUM_LEVELS).astype(int).clip(0, NUM_LEVELS)
+    level = np.where(matrix > 0, strength, np.where(matrix < 0, NUM_LEVELS + strength, 0))
+    opacity = np.linspace(90, 255, NUM_LEVELS)
+    sides = [np.column_stack([np.tile(colour, (NUM_LEVELS, 1)), opacity]) for colour in (POSITIVE, NEGATIVE)]
+    return png_data_uri(level.astype(np.uint8), np.concatenate([np.zeros((1, 4)), *sides]))

@@ -15,26 +15,26 @@ from safetensors.numpy import load_file
 from fedsieve.storage import run_directory
 
 Row = dict[str, Any]
-DEPTH = 3
+MAX_DEPTH = 3
 """Folders below the one given in which runs are looked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class RunRecord:
     """One run: what was asked for, what every round gave, what came out. Only the settings are always there."""
 
     folder: Path
     config: dict[str, Any]
     rows: list[Row]
-    about: dict[str, Any] = field(default_factory=dict)
+    run_info: dict[str, Any] = field(default_factory=dict)
     result: dict[str, Any] | None = None
     supports: np.ndarray | None = None
     """(rounds, m): the indices kept in each round; shorter rows end in -1"""
-    histograms: np.ndarray | None = None
+    gate_histograms: np.ndarray | None = None
     """(rounds, 20): how P(z != 0) is spread"""
-    index: np.ndarray | None = None
+    indices: np.ndarray | None = None
     """(m,): the indices the model keeps"""
-    value: np.ndarray | None = None
+    values: np.ndarray | None = None
     """(m,): their weights"""
 
     @property
@@ -43,9 +43,9 @@ class Record:
         return self.folder.name
 
     @property
-    def method(self) -> str:
+    def algorithm(self) -> str:
         """Who learned."""
-        return str(self.config.get("method", "unknown"))
+        return str(self.config.get("algorithm", "unknown"))
 
     @property
     def task(self) -> str:
@@ -63,18 +63,18 @@ class Record:
         return int(self.config.get("rounds", len(self.rows)))
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether the run came to its end."""
         return self.result is not None
 
     @cached_property
     def metric(self) -> str:
         """The number that is compared."""
-        known = (self.result or {}).get("metric") or self.about.get("metric")
+        known = (self.result or {}).get("metric") or self.run_info.get("metric")
         return known or next((name for name in ("r2", "accuracy", "micro_f1") if self.rows and name in self.rows[0]), "metric")
 
     @cached_property
-    def spent(self) -> np.ndarray:
+    def cumulative_bytes(self) -> np.ndarray:
         """Bytes that crossed up to each round, both ways."""
         return np.cumsum([row["bytes_up"] + row["bytes_down"] for row in self.rows]) if self.rows else np.zeros(0)
 
@@ -91,31 +91,31 @@ class Record:
         return self.rows[-1].get(name) if self.rows else None
 
 
-def read_run(folder: Path) -> Record:
+def read_run(folder: Path) -> RunRecord:
     """The run in a folder; what is not there yet is left out, what is damaged is refused in one line."""
-    trace = _arrays(folder / run_directory.TRACE)
-    model = _model(folder / run_directory.MODEL)
-    return Record(
+    trace = _read_arrays(folder / run_directory.SUPPORTS_NPZ)
+    model = _read_model(folder / run_directory.MODEL)
+    return RunRecord(
         folder=folder,
-        config=_config(folder / run_directory.CONFIG),
-        rows=read_rows(folder / run_directory.METRICS),
-        about=_json(folder / run_directory.ABOUT) or {},
-        result=_json(folder / run_directory.RESULT),
+        config=_read_config(folder / run_directory.CONFIG),
+        rows=read_round_metrics(folder / run_directory.METRICS),
+        run_info=_read_json(folder / run_directory.RUN_INFO) or {},
+        result=_read_json(folder / run_directory.RESULT),
         supports=trace.get("supports"),
-        histograms=trace.get("gate_histogram"),
-        index=model.get("index"),
-        value=model.get("value"),
+        gate_histograms=trace.get("gate_histogram"),
+        indices=model.get("index"),
+        values=model.get("value"),
     )
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_round_metrics(path: Path) -> list[Row]:
     """The rounds so far. The last line may be half-written; any other that is no round is an error."""
     if not path.exists():
         return []
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as problem:
-        raise run_directory.FolderError(f"{path} cannot be read: {problem}") from None
+        raise run_directory.RunDirectoryError(f"{path} cannot be read: {problem}") from None
     *lines, rest = text.split("\n")
     rows = []
     for number, line in enumerate([*lines, *([rest] if rest else [])], start=1):
@@ -126,12 +126,12 @@ def read_rows(path: Path) -> list[Row]:
         except ValueError as problem:
             if number > len(lines):
                 break
-            raise run_directory.FolderError(f"{path} is damaged in line {number}: {problem}") from None
+            raise run_directory.RunDirectoryError(f"{path} is damaged in line {number}: {problem}") from None
         rows.append(row)
     return rows
 
 
-def is_run(folder: Path) -> bool:
+def is_run_directory(folder: Path) -> bool:
     """Whether the folder itself is a run's."""
     return (folder / run_directory.CONFIG).is_file()
 
@@ -139,57 +139,57 @@ def is_run(folder: Path) -> bool:
 def find_runs(folder: Path) -> list[Path]:
     """The folder itself if it is a run's, else those of the runs below it, by name."""
     if not folder.exists():
-        raise run_directory.FolderError(f"{folder} does not exist")
+        raise run_directory.RunDirectoryError(f"{folder} does not exist")
     if not folder.is_dir():
-        raise run_directory.FolderError(f"{folder} is not a folder; name the folder of a run")
-    if is_run(folder):
+        raise run_directory.RunDirectoryError(f"{folder} is not a folder; name the folder of a run")
+    if is_run_directory(folder):
         return [folder]
-    levels = [folder.glob("/".join(["*"] * depth + [run_directory.CONFIG])) for depth in range(1, DEPTH + 1)]
+    levels = [folder.glob("/".join(["*"] * depth + [run_directory.CONFIG])) for depth in range(1, MAX_DEPTH + 1)]
     found = sorted(path.parent for level in levels for path in level)
     if not found:
-        raise run_directory.FolderError(f"{folder} holds no run: there is no {run_directory.CONFIG} in it or below it")
+        raise run_directory.RunDirectoryError(f"{folder} holds no run: there is no {run_directory.CONFIG} in it or below it")
     return found
 
 
 def read_comparison(folder: Path) -> dict[str, Any] | None:
     """What `fedsieve compare` found, where the folder is one of its own."""
-    result = None if is_run(folder) else _json(folder / run_directory.RESULT)
+    result = None if is_run_directory(folder) else _read_json(folder / run_directory.RESULT)
     return result if result and "methods" in result else None
 
 
-def _config(path: Path) -> dict[str, Any]:
+def _read_config(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
-        raise run_directory.FolderError(f"{path} cannot be read: {problem}") from None
+        raise run_directory.RunDirectoryError(f"{path} cannot be read: {problem}") from None
 
 
-def _json(path: Path) -> dict[str, Any] | None:
+def _read_json(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError) as problem:
-        raise run_directory.FolderError(f"{path} is damaged: {problem}") from None
+        raise run_directory.RunDirectoryError(f"{path} is damaged: {problem}") from None
     if not isinstance(found, dict):
-        raise run_directory.FolderError(f"{path} is damaged: it holds {type(found).__name__}, not an object")
+        raise run_directory.RunDirectoryError(f"{path} is damaged: it holds {type(found).__name__}, not an object")
     return found
 
 
-def _arrays(path: Path) -> dict[str, np.ndarray]:
+def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     if not path.exists():
         return {}
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
     except (OSError, ValueError, BadZipFile) as problem:
-        raise run_directory.FolderError(f"{path} is damaged: {problem}") from None
+        raise run_directory.RunDirectoryError(f"{path} is damaged: {problem}") from None
 
 
-def _model(path: Path) -> dict[str, np.ndarray]:
+def _read_model(path: Path) -> dict[str, np.ndarray]:
     if not path.exists():
         return {}
     try:
         return load_file(path)
     except (OSError, SafetensorError) as problem:
-        raise run_directory.FolderError(f"{path} is damaged: {problem}") from None
+        raise run_directory.RunDirectoryError(f"{path} is damaged: {problem}") from None

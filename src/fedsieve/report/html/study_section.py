@@ -5,44 +5,44 @@ from base64 import b64encode
 from pathlib import Path
 
 from fedsieve.report import tables
-from fedsieve.report.html.elements import Budget, Markup, Table, table, tag
+from fedsieve.report.html.elements import Html, PageLimits, TableData, element, html_table
 from fedsieve.studies import results
 
-CLAIMS = "claims.json"
+CLAIMS_FILE = "claims.json"
 
 
-def is_study(folder: Path) -> bool:
+def is_study_directory(folder: Path) -> bool:
     """Whether `fedsieve reproduce` filled this folder."""
-    return (folder / results.PLAN).exists()
+    return (folder / results.PLAN_FILE).exists()
 
 
 def find_studies(folder: Path) -> list[Path]:
     """The study in a folder, or those in the folders below it."""
-    return [folder] if is_study(folder) else sorted(path for path in folder.glob("*") if is_study(path))
+    return [folder] if is_study_directory(folder) else sorted(path for path in folder.glob("*") if is_study_directory(path))
 
 
-def study(folder: Path) -> Markup:
+def render_study(folder: Path) -> Html:
     """Everything about one study."""
-    plan, rows = results.read_plan(folder), results.read(folder)
-    found = tables.study_table(plan["name"], plan["about"], plan["scale"], rows)
-    parts = [tag("h2", f"{plan['name']}, scale {plan['scale']}"), tag("p", plan["about"])]
+    plan, rows = results.read_plan(folder), results.read_rows(folder)
+    found = tables.study_table(plan["name"], plan["description"], plan["scale"], rows)
+    parts = [element("h2", f"{plan['name']}, scale {plan['scale']}"), element("p", plan["description"])]
     if found.entries:
-        parts.append(table(Table(plan["name"], found.columns, found.cells()), Budget()))
-    parts.append(tag("ul", *(tag("li", note) for note in found.notes)))
-    parts += [picture(path, plan["about"]) for path in sorted(folder.glob("*.png"))]
-    if (folder / CLAIMS).exists():
-        parts.append(verdicts(folder / CLAIMS))
-    return tag("section", *parts)
+        parts.append(html_table(TableData(plan["name"], found.columns, found.formatted_cells()), PageLimits()))
+    parts.append(element("ul", *(element("li", note) for note in found.notes)))
+    parts += [image_figure(path, plan["description"]) for path in sorted(folder.glob("*.png"))]
+    if (folder / CLAIMS_FILE).exists():
+        parts.append(claims_table(folder / CLAIMS_FILE))
+    return element("section", *parts)
 
 
-def picture(path: Path, about: str) -> Markup:
+def image_figure(path: Path, description: str) -> Html:
     """A figure inside the page, told in words for those who do not see it."""
     data = f"data:image/png;base64,{b64encode(path.read_bytes()).decode()}"
-    image = tag("img", src=data, alt=f"{path.stem}: {about}; its numbers are in the table above", style="max-width:100%")
-    return tag("figure", image, tag("figcaption", path.stem))
+    image = element("img", src=data, alt=f"{path.stem}: {description}; its numbers are in the table above", style="max-width:100%")
+    return element("figure", image, element("figcaption", path.stem))
 
 
-def verdicts(path: Path) -> Markup:
+def claims_table(path: Path) -> Html:
     """The paper's claims, as far as this study judges them."""
     rows = [(claim["number"], claim["claim"], claim["verdict"]) for claim in json.loads(path.read_text())]
-    return table(Table("claims", ("claim", "what it says", "verdict"), rows), Budget())
+    return html_table(TableData("claims", ("claim", "what it says", "verdict"), rows), PageLimits())

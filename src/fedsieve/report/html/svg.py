@@ -5,15 +5,21 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from fedsieve.formatting import size
-from fedsieve.report.html.axis import Scale, span, tick_text
-from fedsieve.report.html.elements import Markup, tag, thinned
+from fedsieve.formatting import format_bytes
+from fedsieve.report.html.axis import AxisScale, format_tick, value_range
+from fedsieve.report.html.elements import Html, downsample, element
 
 WIDTH, HEIGHT = 480, 270
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 16, 44
-COLOURS = 8
-COUNTED = {"round", "rounds"}
-SHAPES = ("M-5,0a5,5 0 1,0 10,0a5,5 0 1,0 -10,0", "M-5,-5h10v10h-10z", "M0,-6l6,11h-12z", "M0,-7l6,7l-6,7l-6,-7z", "M-6,-5h12l-6,11z")
+NUM_COLOURS = 8
+INTEGER_AXES = {"round", "rounds"}
+MARKER_SHAPES = (
+    "M-5,0a5,5 0 1,0 10,0a5,5 0 1,0 -10,0",
+    "M-5,-5h10v10h-10z",
+    "M0,-6l6,11h-12z",
+    "M0,-7l6,7l-6,7l-6,-7z",
+    "M-6,-5h12l-6,11z",
+)
 """Markers of end points: a disc, a square, triangles, a diamond, so that colour is not all that tells them apart."""
 
 
@@ -25,25 +31,25 @@ class Line(NamedTuple):
     y: Sequence[float | None]
     low: Sequence[float | None] = ()
     high: Sequence[float | None] = ()
-    end: bool = False
+    has_end_marker: bool = False
 
 
 class Mark(NamedTuple):
     """A dashed line across: at a number, with words."""
 
-    at: float
-    says: str
+    value: float
+    label: str
 
 
 class Axes(NamedTuple):
     """The names and kinds of both axes."""
 
-    x: str
-    y: str
+    x_label: str
+    y_label: str
     log_x: bool = False
     log_y: bool = False
-    zero: bool = False
-    follow: bool = True
+    include_zero: bool = False
+    interactive: bool = True
     """whether the pointer reads the numbers below the chart, row by row"""
 
 
@@ -51,120 +57,124 @@ def line_chart(
     lines: Sequence[Line],
     axes: Axes,
     *,
-    across: Sequence[Mark] = (),
-    down: Sequence[Mark] = (),
-    front: Sequence[tuple[float, float]] = (),
-    points: int = 400,
-) -> Markup:
+    horizontal_marks: Sequence[Mark] = (),
+    vertical_marks: Sequence[Mark] = (),
+    pareto_path: Sequence[tuple[float, float]] = (),
+    max_points: int = 400,
+) -> Html:
     """Curves over a shared axis. `across` are horizontal references, `down` vertical ones, `front` a dashed path through points."""
     xs = [v for line in lines for v in line.x]
     ys = [v for line in lines for v in (*line.y, *line.low, *line.high) if v is not None and (v > 0 or not axes.log_y)]
-    x = Scale(*span(xs), LEFT, WIDTH - RIGHT, axes.log_x and min(xs, default=0) > 0)
-    low, high = span([*ys, *(mark.at for mark in across)], zero=axes.zero)
+    x = AxisScale(*value_range(xs), LEFT, WIDTH - RIGHT, axes.log_x and min(xs, default=0) > 0)
+    low, high = value_range([*ys, *(mark.value for mark in horizontal_marks)], include_zero=axes.include_zero)
     margin = 0 if axes.log_y else 0.04 * (high - low)
-    y = Scale(low if axes.zero and low == 0 else low - margin, high + margin, HEIGHT - BOTTOM, TOP, axes.log_y)
-    drawn = [_axes(x, y, axes)]
-    drawn += [f'<path class="ref" d="M{LEFT},{y(mark.at):.1f}H{WIDTH - RIGHT}"/>' for mark in across]
-    drawn += [f'<path class="ref" d="M{x(mark.at):.1f},{TOP}V{HEIGHT - BOTTOM}"/>' for mark in down]
-    drawn += [_curve(line, i, x, y, points) for i, line in enumerate(lines)]
-    for mark in across:
-        drawn.append(f'<text class="ref" x="{WIDTH - RIGHT}" y="{y(mark.at) - 5:.1f}" text-anchor="end">{escape(mark.says)}</text>')
-    for i, mark in enumerate(down):
-        anchor, gap = ("end", -5) if x(mark.at) > 0.7 * WIDTH else ("start", 5)
-        place = f'x="{x(mark.at) + gap:.1f}" y="{TOP + 14 + 16 * i}" text-anchor="{anchor}"'
-        drawn.append(f'<text class="ref" {place}>{escape(mark.says)}</text>')
-    if front:
-        drawn.append(f'<path class="ref front" d="M{"L".join(f"{x(a):.1f},{y(b):.1f}" for a, b in front)}"/>')
-    kind = "log" if x.log else "linear"
-    asked = f' tabindex="0" data-x0="{x.low:.9g}" data-x1="{x.high:.9g}" data-scale="{kind}"' if axes.follow else ""
-    alternative = f"{axes.y} against {axes.x}: {', '.join(line.name for line in lines)}"
+    y = AxisScale(low if axes.include_zero and low == 0 else low - margin, high + margin, HEIGHT - BOTTOM, TOP, axes.log_y)
+    drawn = [_axes_svg(x, y, axes)]
+    drawn += [f'<path class="ref" d="M{LEFT},{y(mark.value):.1f}H{WIDTH - RIGHT}"/>' for mark in horizontal_marks]
+    drawn += [f'<path class="ref" d="M{x(mark.value):.1f},{TOP}V{HEIGHT - BOTTOM}"/>' for mark in vertical_marks]
+    drawn += [_curve_svg(line, i, x, y, max_points) for i, line in enumerate(lines)]
+    for mark in horizontal_marks:
+        drawn.append(f'<text class="ref" x="{WIDTH - RIGHT}" y="{y(mark.value) - 5:.1f}" text-anchor="end">{escape(mark.label)}</text>')
+    for i, mark in enumerate(vertical_marks):
+        anchor, gap = ("end", -5) if x(mark.value) > 0.7 * WIDTH else ("start", 5)
+        place = f'x="{x(mark.value) + gap:.1f}" y="{TOP + 14 + 16 * i}" text-anchor="{anchor}"'
+        drawn.append(f'<text class="ref" {place}>{escape(mark.label)}</text>')
+    if pareto_path:
+        drawn.append(f'<path class="ref front" d="M{"L".join(f"{x(a):.1f},{y(b):.1f}" for a, b in pareto_path)}"/>')
+    kind = "log" if x.is_log else "linear"
+    asked = f' tabindex="0" data-x0="{x.low:.9g}" data-x1="{x.high:.9g}" data-scale="{kind}"' if axes.interactive else ""
+    alternative = f"{axes.y_label} against {axes.x_label}: {', '.join(line.name for line in lines)}"
     names = [line.name for line in lines]
-    shapes = any(line.end for line in lines)
-    return Markup((legend(names, shapes=shapes) if len(names) > 1 or shapes else "") + svg("".join(drawn), alternative, extra=asked))
+    shapes = any(line.has_end_marker for line in lines)
+    return Html(
+        (legend(names, markers=shapes) if len(names) > 1 or shapes else "") + svg_element("".join(drawn), alternative, attributes=asked)
+    )
 
 
-def _curve(line: Line, number: int, x: Scale, y: Scale, points: int) -> str:
-    colour = f"s{number % COLOURS}"
+def _curve_svg(line: Line, index: int, x: AxisScale, y: AxisScale, max_points: int) -> str:
+    colour = f"s{index % NUM_COLOURS}"
     out = ""
     if line.low:
-        whole = thinned([p for p in zip(line.x, line.low, line.high, strict=True) if _real(p[1], y) and _real(p[2], y)], points)
+        whole = downsample(
+            [p for p in zip(line.x, line.low, line.high, strict=True) if _is_drawable(p[1], y) and _is_drawable(p[2], y)], max_points
+        )
         if whole:
             outline = [(a, low) for a, low, _ in whole] + [(a, high) for a, _, high in reversed(whole)]
             out += f'<path class="band {colour}" d="M{"L".join(f"{x(a):.1f},{y(b):.1f}" for a, b in outline)}z"/>'
-    there = thinned([(a, b) for a, b in zip(line.x, line.y, strict=True) if _real(b, y)], points)
+    there = downsample([(a, b) for a, b in zip(line.x, line.y, strict=True) if _is_drawable(b, y)], max_points)
     if not there:
         return out
     path = "L".join(f"{x(a):.1f},{y(b):.1f}" for a, b in there)
-    out += f'<path class="line {colour} d{number % COLOURS}" d="M{path}{"h.1" if len(there) == 1 else ""}"/>'
-    if line.end:
+    out += f'<path class="line {colour} d{index % NUM_COLOURS}" d="M{path}{"h.1" if len(there) == 1 else ""}"/>'
+    if line.has_end_marker:
         a, b = there[-1]
         hint = f"<title>{escape(line.name)}: {b:.5g} at {a:.5g}</title>"
-        out += f'<path class="dot {colour}" transform="translate({x(a):.1f},{y(b):.1f})" d="{SHAPES[number % len(SHAPES)]}">{hint}</path>'
+        out += f'<path class="dot {colour}" transform="translate({x(a):.1f},{y(b):.1f})" d="{MARKER_SHAPES[index % len(MARKER_SHAPES)]}">{hint}</path>'
     return out
 
 
-def _real(value: float | None, axis: Scale) -> bool:
-    return value is not None and math.isfinite(value) and (value > 0 or not axis.log)
+def _is_drawable(value: float | None, axis: AxisScale) -> bool:
+    return value is not None and math.isfinite(value) and (value > 0 or not axis.is_log)
 
 
-def _axes(x: Scale, y: Scale, axes: Axes) -> str:
+def _axes_svg(x: AxisScale, y: AxisScale, axes: Axes) -> str:
     out = []
-    for value in whole_ticks(y, axes.y):
+    for value in axis_ticks(y, axes.y_label):
         out.append(f'<path class="grid" d="M{LEFT},{y(value):.1f}H{WIDTH - RIGHT}"/>')
-        out.append(f'<text x="{LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{tick_text(value)}</text>')
+        out.append(f'<text x="{LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{format_tick(value)}</text>')
     floor = HEIGHT - BOTTOM
-    for value in whole_ticks(x, axes.x):
+    for value in axis_ticks(x, axes.x_label):
         out.append(f'<path class="grid" d="M{x(value):.1f},{floor}v4"/>')
-        out.append(f'<text x="{x(value):.1f}" y="{floor + 18}" text-anchor="middle">{tick_text(value)}</text>')
+        out.append(f'<text x="{x(value):.1f}" y="{floor + 18}" text-anchor="middle">{format_tick(value)}</text>')
     out.append(f'<path class="axis" d="M{LEFT},{floor}H{WIDTH - RIGHT}"/>')
-    out.append(f'<text class="name" x="{WIDTH - RIGHT}" y="{HEIGHT - 8}" text-anchor="end">{escape(axes.x)}</text>')
-    out.append(f'<text class="name" x="2" y="11">{escape(axes.y)}</text>')
+    out.append(f'<text class="name" x="{WIDTH - RIGHT}" y="{HEIGHT - 8}" text-anchor="end">{escape(axes.x_label)}</text>')
+    out.append(f'<text class="name" x="2" y="11">{escape(axes.y_label)}</text>')
     return "".join(out)
 
 
-def whole_ticks(axis: Scale, name: str) -> list[float]:
+def axis_ticks(axis: AxisScale, label: str) -> list[float]:
     """An axis's ticks; there is no half of a round."""
-    return [value for value in axis.ticks() if name not in COUNTED or value == int(value)]
+    return [value for value in axis.ticks() if label not in INTEGER_AXES or value == int(value)]
 
 
-def svg(content: str, alternative: str, *, height: int = HEIGHT, extra: str = "") -> Markup:
+def svg_element(content: str, alt_text: str, *, height: int = HEIGHT, attributes: str = "") -> Html:
     """A drawing with its text alternative."""
-    label = escape(alternative)
-    return Markup(f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}" class="chart"{extra}>{content}</svg>')
+    label = escape(alt_text)
+    return Html(f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}" class="chart"{attributes}>{content}</svg>')
 
 
-def legend(names: Sequence[str], *, filled: bool = False, shapes: bool = False) -> Markup:
+def legend(names: Sequence[str], *, filled: bool = False, markers: bool = False) -> Html:
     """Which colour and stroke is whose."""
     items = []
     for i, name in enumerate(names):
-        colour = f"s{i % COLOURS}"
-        sample = f'<path class="line {colour} d{i % COLOURS}" d="M0,7H26"/>'
+        colour = f"s{i % NUM_COLOURS}"
+        sample = f'<path class="line {colour} d{i % NUM_COLOURS}" d="M0,7H26"/>'
         if filled:
             sample = f'<rect class="fill {colour}" width="14" height="14" x="6"/>'
-        if shapes:
-            sample += f'<path class="dot {colour}" transform="translate(13,7)" d="{SHAPES[i % len(SHAPES)]}"/>'
-        items.append(tag("li", Markup(f'<svg viewBox="0 0 26 14" aria-hidden="true">{sample}</svg>'), name))
-    return tag("ul", *items, class_="legend")
+        if markers:
+            sample += f'<path class="dot {colour}" transform="translate(13,7)" d="{MARKER_SHAPES[i % len(MARKER_SHAPES)]}"/>'
+        items.append(element("li", Html(f'<svg viewBox="0 0 26 14" aria-hidden="true">{sample}</svg>'), name))
+    return element("ul", *items, class_="legend")
 
 
-def column_chart(values: Sequence[float], reach: tuple[float, float], axes: Axes, colour: int = 0) -> Markup:
+def column_chart(values: Sequence[float], x_range: tuple[float, float], axes: Axes, colour: int = 0) -> Html:
     """Columns side by side over [low, high]; a logarithmic height begins at one half."""
-    x = Scale(*reach, LEFT, WIDTH - RIGHT)
+    x = AxisScale(*x_range, LEFT, WIDTH - RIGHT)
     least = 0.5 if axes.log_y else 0.0
-    y = Scale(least, max([*values, 1.0 if axes.log_y else 1e-12]) * 1.05, HEIGHT - BOTTOM, TOP, axes.log_y)
+    y = AxisScale(least, max([*values, 1.0 if axes.log_y else 1e-12]) * 1.05, HEIGHT - BOTTOM, TOP, axes.log_y)
     wide = (WIDTH - RIGHT - LEFT) / max(len(values), 1)
     path = "".join(
         f"M{LEFT + i * wide:.2f},{HEIGHT - BOTTOM}V{y(value):.1f}h{wide * (0.9 if wide > 3 else 1):.2f}V{HEIGHT - BOTTOM}z"
         for i, value in enumerate(values)
         if value > least
     )
-    return svg(_axes(x, y, axes) + f'<path class="fill s{colour}" d="{path}"/>', f"{axes.y} against {axes.x}")
+    return svg_element(_axes_svg(x, y, axes) + f'<path class="fill s{colour}" d="{path}"/>', f"{axes.y_label} against {axes.x_label}")
 
 
-def stacked_bars(bars: Sequence[tuple[str, Sequence[float]]], parts: Sequence[str], what: str) -> Markup:
+def stacked_bar_chart(bars: Sequence[tuple[str, Sequence[float]]], parts: Sequence[str], alt_text: str) -> Html:
     """Horizontal bars of bytes, each split into the same parts, its sum beside it."""
     most = max((sum(values) for _, values in bars), default=0) or 1.0
-    x = Scale(0, most, 0, WIDTH - 78)
+    x = AxisScale(0, most, 0, WIDTH - 78)
     out = []
     for row, (name, values) in enumerate(bars):
         top = 18 + row * 44
@@ -172,18 +182,18 @@ def stacked_bars(bars: Sequence[tuple[str, Sequence[float]]], parts: Sequence[st
         at = 0.0
         for i, value in enumerate(values):
             if value > 0:
-                hint = f"<title>{escape(name)}, {escape(parts[i])}: {size(value)}</title>"
+                hint = f"<title>{escape(name)}, {escape(parts[i])}: {format_bytes(value)}</title>"
                 out.append(f'<rect class="fill s{i}" x="{x(at):.1f}" y="{top + 5}" width="{x(value):.2f}" height="16">{hint}</rect>')
             at += value
-        out.append(f'<text x="{x(at) + 6:.1f}" y="{top + 18}">{size(at)}</text>')
-    drawing = svg("".join(out), what, height=18 + 44 * len(bars))
-    return Markup((legend(parts, filled=True) if len(parts) > 1 else "") + drawing)
+        out.append(f'<text x="{x(at) + 6:.1f}" y="{top + 18}">{format_bytes(at)}</text>')
+    drawing = svg_element("".join(out), alt_text, height=18 + 44 * len(bars))
+    return Html((legend(parts, filled=True) if len(parts) > 1 else "") + drawing)
 
 
-def image_chart(uri: str, x: tuple[str, float, float], y: tuple[str, float, float], what: str) -> Markup:
+def image_chart(uri: str, x_axis: tuple[str, float, float], y_axis: tuple[str, float, float], alt_text: str) -> Html:
     """A picture on axes, its first row on top: (name, first, last) of both."""
-    across = Scale(x[1], x[2], LEFT, WIDTH - RIGHT)
-    downwards = Scale(y[1], y[2], HEIGHT - BOTTOM, TOP)
+    across = AxisScale(x_axis[1], x_axis[2], LEFT, WIDTH - RIGHT)
+    downwards = AxisScale(y_axis[1], y_axis[2], HEIGHT - BOTTOM, TOP)
     stretched = f'width="{WIDTH - RIGHT - LEFT}" height="{HEIGHT - BOTTOM - TOP}" preserveAspectRatio="none"'
     picture = f'<image href="{uri}" x="{LEFT}" y="{TOP}" {stretched}/>'
-    return svg(_axes(across, downwards, Axes(x[0], y[0])) + picture, what)
+    return svg_element(_axes_svg(across, downwards, Axes(x_axis[0], y_axis[0])) + picture, alt_text)

@@ -21,7 +21,9 @@ class Several:
 def site_for(context):
     client = context.node_config["partition-id"]
     faults = json.loads(context.run_config["test.faults"])
-    each = {plan.fingerprint: (plan.site(client, *rows(client)), faults.get(method, {})) for method, plan in plans(context.run_config)}
+    each = {
+        plan.fingerprint: (plan.client_engine(client, *rows(client)), faults.get(method, {})) for method, plan in plans(context.run_config)
+    }
     return Several({fingerprint: Faulty(site, bad) for fingerprint, (site, bad) in each.items()})
 
 

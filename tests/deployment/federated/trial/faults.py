@@ -64,8 +64,8 @@ FAULTS = {
     "not a number": with_scale(float("nan")),
     "infinity": with_scale(float("inf")),
     "malformed": lambda honest, clock: Bytes(b"nothing of the kind"),
-    "truncated": lambda honest, clock: Bytes(honest.join()[:-5]),
-    "oversized": lambda honest, clock: Bytes(honest.join() + bytes(10_000_000)),
+    "truncated": lambda honest, clock: Bytes(honest.to_bytes()[:-5]),
+    "oversized": lambda honest, clock: Bytes(honest.to_bytes() + bytes(10_000_000)),
     "wrong model": readdressed(lambda header: header[:4] + bytes(4) + header[8:]),
     "stale": readdressed(lambda header: header[:8] + bytes([header[8] - 1]) + header[9:]),
 }

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from fedsieve import wire
-from fedsieve.deployment.config import plan_from
+from fedsieve.deployment.config import deployment_config
 from fedsieve.objectives.linear import Linear, Loss
 
-OBJECTIVE = Linear(loss=Loss.SQUARED, features=40)
+OBJECTIVE = Linear(loss=Loss.SQUARED, num_features=40)
 OURS = "test."
 
 
@@ -25,7 +25,7 @@ def plans(config):
     settings = {name: value for name, value in config.items() if not name.startswith(OURS)}
     for method, own in json.loads(config[OURS + "plans"]).items():
         folder = str(Path(str(config["run-dir"])) / method) if config["run-dir"] else ""
-        yield method, plan_from({**settings, **own, "method": method, "run-dir": folder}, OBJECTIVE)
+        yield method, deployment_config({**settings, **own, "algorithm.name": method, "run-dir": folder}, OBJECTIVE)
 
 
 @contextmanager
@@ -36,12 +36,12 @@ def recorded(path):
 
     def encoding(packet, address, *reference):  # a reply refers to the support of the broadcast, if that has one
         (encoded,) = encode_stack(packet, 1, address, *reference)
-        packets["made" if reference else "sent"].append(encoded.join().hex())
+        packets["made" if reference else "sent"].append(encoded.to_bytes().hex())
         return encoded
 
     def encoding_stack(stack, *rest):
         encoded = encode_stack(stack, *rest)
-        packets["made"] += [each.join().hex() for each in encoded]
+        packets["made"] += [each.to_bytes().hex() for each in encoded]
         return encoded
 
     def decoding(data, *rest):

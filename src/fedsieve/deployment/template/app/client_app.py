@@ -3,15 +3,15 @@
 from flwr.app import Context
 
 from app.task import OBJECTIVE, rows
-from fedsieve.deployment.config import plan_from
+from fedsieve.deployment.config import deployment_config
 from fedsieve.deployment.flower import make_client_app
-from fedsieve.runtime.loop import Loop
+from fedsieve.runtime.loop import LoopEngine
 
 
-def site_for(context: Context) -> Loop:
+def client_engine_for(context: Context) -> LoopEngine:
     """What this node computes with."""
     client, clients = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
-    return plan_from(context.run_config, OBJECTIVE).site(client, *rows(client, clients))
+    return deployment_config(context.run_config, OBJECTIVE).client_engine(client, *rows(client, clients))
 
 
-app = make_client_app(site_for)
+app = make_client_app(client_engine_for)

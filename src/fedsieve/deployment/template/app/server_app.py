@@ -3,15 +3,15 @@
 from flwr.app import Context
 
 from app.task import OBJECTIVE, measure
-from fedsieve.deployment.config import plan_from
+from fedsieve.deployment.config import deployment_config
 from fedsieve.deployment.flower import make_server_app
-from fedsieve.deployment.plan import Plan
-from fedsieve.deployment.server import lead
+from fedsieve.deployment.plan import DeploymentConfig
+from fedsieve.deployment.server import run_server
 
 
-def plan_for(context: Context) -> Plan:
+def deployment_for(context: Context) -> DeploymentConfig:
     """What is agreed on, and what the server measures after every round."""
-    return plan_from(context.run_config, OBJECTIVE, measure)
+    return deployment_config(context.run_config, OBJECTIVE, measure)
 
 
-app = make_server_app(plan_for, lead)
+app = make_server_app(deployment_for, run_server)
