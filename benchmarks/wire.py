@@ -6,7 +6,8 @@ from math import lgamma, log
 import numpy as np
 import torch
 
-from fedsieve.core.packets import Packet, quantize_gates, sparse_packet
+from fedsieve.core.packets import Packet, sparse_packet
+from fedsieve.core.quantization import quantize_gates
 from fedsieve.core.random import client_sampler
 from fedsieve.core.types import Batch
 from fedsieve.objectives.linear import Linear, Loss

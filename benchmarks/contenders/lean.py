@@ -14,7 +14,8 @@ from torch.nn import functional
 
 from benchmarks.workloads import Workload, draw_examples
 from fedsieve import wire
-from fedsieve.core.packets import Coding, Packet, QuantizedField
+from fedsieve.core.packets import Packet
+from fedsieve.core.quantization import Coding, QuantizedField
 from fedsieve.objectives.lenet import lenet
 
 TEMPERATURE, LOW, HIGH = 0.66, -0.1, 1.1

@@ -17,8 +17,8 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, v
 
 from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.algorithms.base import BaseAlgorithm
+from fedsieve.core.budgets import floor_of_decimal
 from fedsieve.core.random import derive_key, generator
-from fedsieve.core.selection import floor_of_decimal
 from fedsieve.data import standardization
 from fedsieve.data.federated_dataset import Matrix, PartitionSpec, partition_indices
 from fedsieve.data.partition import Partition

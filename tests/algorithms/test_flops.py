@@ -12,7 +12,7 @@ from fedsieve.core.constraint import ConstraintScale, DualUpdate
 from fedsieve.core.optimizers import Optimizer
 from fedsieve.core.packets import Packet, dense_packet
 from fedsieve.core.random import client_sampler, server_sampler
-from fedsieve.core.selection import DensitySchedule, LogAlphaScaling
+from fedsieve.core.schedules import DensitySchedule, LogAlphaScaling
 from fedsieve.core.types import Batch, Clock, Reply
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import FederationConfig, RunConfig

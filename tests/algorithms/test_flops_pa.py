@@ -11,7 +11,7 @@ from fedsieve.core.aggregation import ClientWeighting
 from fedsieve.core.constraint import DualUpdate
 from fedsieve.core.optimizers import StepRule
 from fedsieve.core.random import client_sampler, server_sampler
-from fedsieve.core.selection import LogAlphaScaling
+from fedsieve.core.schedules import LogAlphaScaling
 from fedsieve.core.types import Batch, Clock, Reply
 from fedsieve.objectives.linear import Linear, Loss
 

@@ -7,7 +7,7 @@ from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.cli.main import main
 from fedsieve.core.optimizers import Optimizer, StepRule
-from fedsieve.core.selection import DensitySchedule
+from fedsieve.core.schedules import DensitySchedule
 from fedsieve.core.types import Clock
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import FederationConfig, RunConfig

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from fedsieve.algorithms import ALGORITHMS, algorithm_class
+from fedsieve.core.budgets import BudgetRule
 from fedsieve.core.optimizers import Optimizer, StepRule
-from fedsieve.core.selection import BudgetRule, DensitySchedule
+from fedsieve.core.schedules import DensitySchedule
 from fedsieve.core.types import Algorithm
 from fedsieve.data.synthetic import Shift, Synthetic
 from fedsieve.experiments.config import FederationConfig, RunConfig

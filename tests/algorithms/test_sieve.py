@@ -8,7 +8,7 @@ import torch
 from fedsieve.algorithms.sieve import Sieve
 from fedsieve.algorithms.sieve_rules import Ending, Uplink
 from fedsieve.core import gates
-from fedsieve.core.packets import Coding
+from fedsieve.core.quantization import Coding
 from fedsieve.core.types import Batch, Reply
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import FederationConfig, RunConfig

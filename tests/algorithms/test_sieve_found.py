@@ -8,9 +8,10 @@ import torch
 from fedsieve.algorithms.sieve import Sieve
 from fedsieve.algorithms.sieve_rules import Uplink
 from fedsieve.core.aggregation import Aggregator
-from fedsieve.core.packets import Coding
+from fedsieve.core.budgets import BudgetRule
+from fedsieve.core.quantization import Coding
 from fedsieve.core.random import server_sampler
-from fedsieve.core.selection import BudgetRule, DensitySchedule
+from fedsieve.core.schedules import DensitySchedule
 from fedsieve.core.types import Clock, Reply
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.runtime.rounds import initial_server

@@ -8,10 +8,11 @@ import torch
 from fedsieve.algorithms.sieve import Sieve
 from fedsieve.algorithms.sieve_rules import Ending, Uplink
 from fedsieve.core.aggregation import Aggregator
-from fedsieve.core.packets import Coding
+from fedsieve.core.budgets import BudgetRule, budget_total
 from fedsieve.core.private_mean import GaussianMechanism
+from fedsieve.core.quantization import Coding
 from fedsieve.core.random import server_sampler
-from fedsieve.core.selection import BudgetRule, DensitySchedule, budget_total
+from fedsieve.core.schedules import DensitySchedule
 from fedsieve.core.types import Clock, Reply
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.objectives.linear import Linear, Loss

@@ -5,18 +5,8 @@ import pytest
 import torch
 from scipy import optimize, stats
 
-from fedsieve.core.aggregation import (
-    Aggregator,
-    ClientWeighting,
-    client_weights,
-    geometric_median,
-    krum_selection,
-    mean,
-    median,
-    riemannian_mean,
-    robust_aggregate,
-    trimmed_mean,
-)
+from fedsieve.core.aggregation import Aggregator, ClientWeighting, client_weights, mean, riemannian_mean
+from fedsieve.core.robust_aggregation import geometric_median, krum_selection, median, robust_aggregate, trimmed_mean
 
 EXAMPLES = (1.0, 4.0, 15.0)
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from fedsieve.core import packets
-from fedsieve.core.packets import Coding
+from fedsieve.core import packets, quantization
+from fedsieve.core.quantization import Coding
 from fedsieve.core.random import client_sampler
 
 
@@ -18,7 +18,7 @@ def vectors(k=4, n=300):
 @pytest.mark.parametrize("zero_free", [True, False])
 def test_stochastic_rounding_is_unbiased_and_off_by_less_than_a_level(bits, zero_free):
     values = vectors(1, 50).expand(4000, -1)
-    rounded = packets.quantize(values, bits, draw(4000), "x", zero_free=zero_free)
+    rounded = quantization.quantize(values, bits, draw(4000), "x", zero_free=zero_free)
     decoded = rounded.decode(torch.float64)
     level = rounded.scale.double()[:, None]
     assert ((decoded - values).abs() <= level * (1 + 1e-9)).all()
@@ -43,7 +43,7 @@ def test_a_dense_message_keeps_exact_zeros():
 def test_the_largest_value_survives_at_every_precision():
     values = torch.tensor([[1e-3, -7.0, 2.0]], dtype=torch.float64)
     for bits, error in ((32, 1e-6), (16, 1e-2), (8, 7 / 127), (4, 1.0)):
-        decoded = packets.quantize(values, bits, draw(), "x", zero_free=True).decode(torch.float64)
+        decoded = quantization.quantize(values, bits, draw(), "x", zero_free=True).decode(torch.float64)
         assert abs(float(decoded[0, 1]) + 7.0) <= error
 
 
@@ -54,7 +54,7 @@ def test_a_packet_of_zeros_survives_rounding():
 
 def test_gates_are_sent_as_255ths_and_their_ends_are_exact():
     gate = torch.tensor([[0.0, 0.3, 1.0]], dtype=torch.float64)
-    sent = packets.quantize_gates(gate, 8, draw(), "gates")
+    sent = quantization.quantize_gates(gate, 8, draw(), "gates")
     assert sent.coding is Coding.UNIT8
     decoded = sent.decode(torch.float64)[0]
     assert decoded[0] == 0 and decoded[2] == 1 and abs(decoded[1] - 0.3) < 1 / 255
@@ -111,7 +111,7 @@ def test_the_papers_formula_counts_four_bytes_a_value_and_no_positions():
 @pytest.mark.parametrize("tail", [0.3, 1.0, 3.0])
 def test_as_many_signs_tell_most_as_leave_the_least_of_a_vector(tail):
     values = vectors(5, 80).abs() ** tail
-    told = packets.best_sign_count(values, 60)
+    told = quantization.best_sign_count(values, 60)
     for vector, count in zip(values, told, strict=True):
         largest = vector.sort(descending=True).values
         left = [(largest - torch.where(torch.arange(80) < k, largest[:k].mean(), 0.0)).square().sum() for k in range(1, 61)]
@@ -119,5 +119,5 @@ def test_as_many_signs_tell_most_as_leave_the_least_of_a_vector(tail):
 
 
 def test_one_large_entry_tells_most_alone_and_equal_ones_all_together():
-    assert packets.best_sign_count(torch.tensor([[9.0, 1, 1, 1], [2.0, 2, 2, 2]]), 4).tolist() == [1, 4]
-    assert packets.best_sign_count(torch.ones(1, 10), 3).tolist() == [3]
+    assert quantization.best_sign_count(torch.tensor([[9.0, 1, 1, 1], [2.0, 2, 2, 2]]), 4).tolist() == [1, 4]
+    assert quantization.best_sign_count(torch.ones(1, 10), 3).tolist() == [3]

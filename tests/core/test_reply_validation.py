@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from fedsieve.algorithms import ALGORITHMS, algorithm_class
-from fedsieve.core.packets import Coding, Packet, QuantizedField, seed_packet
+from fedsieve.core.packets import Packet, seed_packet
+from fedsieve.core.quantization import Coding, QuantizedField
 from fedsieve.core.reply_validation import ReplyLimits, validate_replies
 from fedsieve.core.types import Clock, ExchangeResult, Reply, Traffic
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedsieve.algorithms import ALGORITHMS, algorithm_class
-from fedsieve.core.selection import DensitySchedule
+from fedsieve.core.schedules import DensitySchedule
 from fedsieve.data.builtin import BuiltinFiles, Source
 from fedsieve.experiments.config import EvaluationSplit, FederationConfig, RunConfig
 from fedsieve.experiments.simulation import Simulation, validation_split

@@ -6,7 +6,7 @@ import pytest
 
 from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.cli.main import main
-from fedsieve.core.selection import DensitySchedule
+from fedsieve.core.schedules import DensitySchedule
 from fedsieve.experiments import tuning
 from fedsieve.report.figures import equal_bytes as equal_bytes_report
 from fedsieve.studies import equal_bytes

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedsieve import kernels
-from fedsieve.core import aggregation, constraint, gates, optimizers, packets, random
+from fedsieve.core import aggregation, constraint, gates, optimizers, quantization, random
 from fedsieve.core.batches import IndexedRows, SparseBatch
 from fedsieve.core.constraint import ConstraintScale
 from fedsieve.core.gates import LOG_ALPHA_LIMIT, GateAtTest, HardConcrete
@@ -50,7 +50,7 @@ def test_levels_are_the_same_to_the_bit(monkeypatch, bits, zero_free, size):
     """Short vectors take the pass too, once it is loaded."""
     draw = random.client_sampler(1, 0, 0, 0, [0, 1, 2], torch.float32)
     values = stack()[:, :size].contiguous() * torch.tensor([1.0, 1e-3, 0.0])[:, None]
-    fast, slow = both(monkeypatch, lambda: packets.quantize(values, bits, draw, "x", zero_free=zero_free))
+    fast, slow = both(monkeypatch, lambda: quantization.quantize(values, bits, draw, "x", zero_free=zero_free))
     assert torch.equal(fast.codes, slow.codes) and torch.equal(fast.scale, slow.scale) and fast.coding is slow.coding
 
 
@@ -59,7 +59,7 @@ def test_broken_numbers_stay_visible_in_levels(monkeypatch):
     draw = random.client_sampler(1, 0, 0, 0, [0, 1], torch.float32)
     values = stack(2)
     values[0, 5], values[1, 6] = torch.nan, torch.inf
-    fast, slow = both(monkeypatch, lambda: packets.quantize(values, 8, draw, "x", zero_free=False))
+    fast, slow = both(monkeypatch, lambda: quantization.quantize(values, 8, draw, "x", zero_free=False))
     assert not fast.scale.isfinite().any() and not slow.scale.isfinite().any()
 
 
@@ -313,7 +313,7 @@ def test_the_dual_step_agrees(monkeypatch, density):
 @pytest.mark.parametrize("bits", [32, 16, 8, 4])
 def test_the_mean_of_levels_agrees(monkeypatch, bits, zero_free):
     draw = random.client_sampler(1, 0, 0, 0, [0, 1, 2], torch.float32)
-    values, shares = packets.quantize(stack(), bits, draw, "x", zero_free=zero_free), torch.tensor([0.5, 0.2, 0.3])
+    values, shares = quantization.quantize(stack(), bits, draw, "x", zero_free=zero_free), torch.tensor([0.5, 0.2, 0.3])
     fast, slow = both(monkeypatch, lambda: aggregation.quantized_mean(values, shares))
     torch.testing.assert_close(fast, slow, atol=1e-6, rtol=1e-6)
     assert torch.equal(slow, aggregation.mean(values.decode(torch.float32), shares))

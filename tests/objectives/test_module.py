@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn import functional
 
 from fedsieve.algorithms import algorithm_class
+from fedsieve.core.budgets import BudgetRule
 from fedsieve.core.optimizers import StepRule
-from fedsieve.core.selection import BudgetRule
 from fedsieve.core.types import Batch
 from fedsieve.objectives.lenet import lenet
 from fedsieve.objectives.linear import Linear, Loss

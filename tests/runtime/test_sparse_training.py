@@ -9,7 +9,7 @@ from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.algorithms.flops_pa import FlopsPA, GateEncoding, GateNoise
 from fedsieve.algorithms.sieve import Sieve
 from fedsieve.algorithms.sieve_rules import Uplink
-from fedsieve.core.selection import DensitySchedule
+from fedsieve.core.schedules import DensitySchedule
 from fedsieve.core.types import Clock
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.runtime.batched import BatchedEngine

@@ -24,7 +24,7 @@ def test_the_study_in_small_leaves_a_table_a_figure_and_a_page(tmp_path, monkeyp
     assert {"table.md", "table.csv", "robustness-lr.png", "report.html"} <= {path.name for path in tmp_path.iterdir()}
     rows = results.read_rows(tmp_path)
     assert len(rows) == 12
-    assert {row["label"]["aggregator"] for row in rows} == {"weighted", "geometric-median-median"}
+    assert {row["label"]["aggregator"] for row in rows} == {"weighted", "geometric-median"}
     assert "no number means anything" in (tmp_path / "table.md").read_text()
 
 

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsieve import wire
-from fedsieve.core.packets import Coding, Packet, QuantizedField, quantize_gates, seed_packet, sparse_packet
+from fedsieve.core.packets import Packet, seed_packet, sparse_packet
+from fedsieve.core.quantization import Coding, QuantizedField, quantize_gates
 from fedsieve.core.random import client_sampler
 from fedsieve.wire import MessageId, PacketError, decode, encode
 

@@ -9,13 +9,16 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from fedsieve.core import optimizers, selection
-from fedsieve.core.aggregation import Aggregator, ClientWeighting, client_weights, mean, riemannian_mean, robust_aggregate, sparse_mean
+from fedsieve.core import budgets, optimizers, schedules, topk
+from fedsieve.core.aggregation import Aggregator, ClientWeighting, client_weights, mean, riemannian_mean, sparse_mean
+from fedsieve.core.budgets import Budget, BudgetRule
 from fedsieve.core.optimizers import Moments, Optimizer, StepRule
-from fedsieve.core.packets import ALLOWED_BITS, GATE_FIELDS, Packet, SparseVector, dense_packet, sparse_packet
+from fedsieve.core.packets import GATE_FIELDS, Packet, SparseVector, dense_packet, sparse_packet
 from fedsieve.core.private_mean import GaussianMechanism, private_mean
+from fedsieve.core.quantization import ALLOWED_BITS
 from fedsieve.core.random import Draw
-from fedsieve.core.selection import Budget, BudgetRule, DensitySchedule
+from fedsieve.core.robust_aggregation import robust_aggregate
+from fedsieve.core.schedules import DensitySchedule
 from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply, StackedReplies, stack_replies
 
 DENSITY_SCHEDULE_OPTIONS = frozenset({"density_schedule", "initial_density", "anneal_start", "anneal_end", "warmup"})
@@ -91,7 +94,7 @@ class BaseAlgorithm:
                 raise ValueError(
                     f"{_option_name(name)} has no effect on {type(self).__name__}, so it cannot be set; got {getattr(self, name)}"
                 )
-        selection.num_kept(self.density, 10**18)
+        budgets.num_kept(self.density, 10**18)
         require_at_least(1, local_steps=self.local_steps, **({} if self.batch_size == "all" else {"batch_size": self.batch_size}))
         require_at_least(0, warmup=self.warmup, residual_decay=self.residual_decay or 0)
         require_positive(
@@ -169,7 +172,7 @@ class BaseAlgorithm:
 
     def learning_rate_factor(self, clock: Clock) -> float:
         """The cosine factor of every learning rate."""
-        return optimizers.cosine_decay(clock.round / clock.num_rounds, self.final_learning_rate_fraction)
+        return schedules.cosine_decay(clock.round / clock.num_rounds, self.final_learning_rate_fraction)
 
     @property
     def milestones(self) -> dict[str, float]:
@@ -194,7 +197,7 @@ class BaseAlgorithm:
             return 1.0
         begin = self.anneal_start * clock.num_rounds
         progress = (clock.round - begin) / max(self.anneal_end * clock.num_rounds - begin, 1)
-        return selection.scheduled_density(
+        return schedules.scheduled_density(
             self.density, max(self.initial_message_density, self.density), max(progress, 0.0), self.resolved_schedule
         )
 
@@ -208,9 +211,7 @@ class BaseAlgorithm:
 
     def budget_for(self, layout: Layout, density: float) -> Budget:
         """How many weights of each layer a density is, in whole groups; free coordinates come on top."""
-        parts = selection.allocate_budget(
-            list(layout.layers.values()), selection.num_kept(density, layout.num_gated), self.sparsity_allocation
-        )
+        parts = budgets.allocate_budget(list(layout.layers.values()), budgets.num_kept(density, layout.num_gated), self.sparsity_allocation)
         if layout.groups is not None:
             parts = tuple((part, self._round_to_groups(kept, layout.groups[part])) for part, kept in parts)
         return (*parts, (slice(layout.num_gated, layout.size), layout.num_ungated)) if layout.num_ungated else parts
@@ -222,11 +223,11 @@ class BaseAlgorithm:
         least = int(sizes.amin())
         if kept < least:
             raise ValueError(f"a budget of {kept} weights is less than one group of {least}; ask for a higher density")
-        return kept - kept % least if selection.groups_have_equal_size(groups) else kept
+        return kept - kept % least if budgets.groups_have_equal_size(groups) else kept
 
     def replies_have_equal_length(self, layout: Layout) -> bool:
         """Whether all clients' messages have one length: not where a budget is filled with groups of unequal size."""
-        return layout.groups is None or all(selection.groups_have_equal_size(layout.groups[part]) for part, _ in self.final_budget(layout))
+        return layout.groups is None or all(budgets.groups_have_equal_size(layout.groups[part]) for part, _ in self.final_budget(layout))
 
     # One step and one message
 
@@ -260,7 +261,7 @@ class BaseAlgorithm:
 
     def encode_sparse(self, vector: Float[Tensor, "*k p"], chosen: Bool[Tensor, "*k p"], draw: Draw) -> Packet:
         """The chosen entries of a vector as a message."""
-        return sparse_packet(selection.mask_to_indices(chosen), {"theta": vector}, self.bits, draw)
+        return sparse_packet(topk.mask_to_indices(chosen), {"theta": vector}, self.bits, draw)
 
     def encode_dense(self, vector: Float[Tensor, "*k p"], draw: Draw) -> Packet:
         """All of a vector as a message."""
@@ -336,7 +337,7 @@ def project_to_budget(kept: Budget, theta: Float[Tensor, " p"], layout: Layout) 
     A kept weight that rounding in dense messages made exactly zero becomes the smallest float: the count holds, the model is the same.
     """
     some = torch.where(theta == 0, torch.full_like(theta, torch.finfo(torch.float32).tiny), theta)
-    return torch.where(selection.top_mask(theta.abs(), kept, layout.groups), some, torch.zeros_like(theta))
+    return torch.where(topk.top_mask(theta.abs(), kept, layout.groups), some, torch.zeros_like(theta))
 
 
 def server_update(

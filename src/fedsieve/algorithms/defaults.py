@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedsieve.algorithms.base import BaseAlgorithm
+from fedsieve.core.budgets import BudgetRule
 from fedsieve.core.optimizers import StepRule
-from fedsieve.core.selection import BudgetRule, DensitySchedule
+from fedsieve.core.schedules import DensitySchedule
 
 DENSITY_ANNEALING = {"density_schedule": DensitySchedule.CUBIC}
 """Messages are denser at first: selection by a start that has learned little keeps the wrong weights."""

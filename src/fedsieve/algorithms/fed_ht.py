@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedsieve.algorithms.averaging import Averaging, Server
-from fedsieve.core import selection
+from fedsieve.core import topk
 from fedsieve.core.packets import Packet
 from fedsieve.core.random import Draw
 from fedsieve.core.types import Clock, Layout
@@ -24,7 +24,7 @@ class Thresholding(Averaging):
     def encode_top(self, theta: Float[Tensor, "*k p"], layout: Layout, clock: Clock, draw: Draw) -> Packet:
         """The largest weights of the round's budget as a message."""
         parts = self.message_budget(layout, clock)
-        return self.encode_sparse(theta, selection.top_mask(theta.abs(), parts, layout.groups), draw)
+        return self.encode_sparse(theta, topk.top_mask(theta.abs(), parts, layout.groups), draw)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedsieve.algorithms.averaging import Client
 from fedsieve.algorithms.fed_ht import Thresholding
-from fedsieve.core import selection
+from fedsieve.core import budgets, topk
 from fedsieve.core.packets import Packet, SparseVector
 from fedsieve.core.random import Draw
 from fedsieve.core.types import Clock, Layout
@@ -31,8 +31,8 @@ class FedIterHT(Thresholding):
         """H_m; where only some coordinates are in sight (sparse rows), all others are zero and m is the same."""
         parts = self.message_budget(client.layout, clock)
         if layout.size != client.layout.size:
-            parts = selection.restrict_budget(parts, layout.num_gated, layout.num_ungated)
-        kept = selection.top_mask(theta.abs(), parts, layout.groups)
+            parts = budgets.restrict_budget(parts, layout.num_gated, layout.num_ungated)
+        kept = topk.top_mask(theta.abs(), parts, layout.groups)
         return torch.where(kept, theta, torch.zeros_like(theta))
 
     def decode_sparse(self, packet: Packet, dtype: torch.dtype) -> dict[str, SparseVector]:

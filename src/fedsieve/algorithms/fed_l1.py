@@ -12,10 +12,10 @@ from torch import Tensor
 
 from fedsieve.algorithms.averaging import Averaging, Server
 from fedsieve.algorithms.base import project_to_budget, require_fraction
-from fedsieve.core import selection
+from fedsieve.core import budgets
+from fedsieve.core.budgets import Budget
 from fedsieve.core.packets import Packet, sparse_packet
 from fedsieve.core.random import Draw
-from fedsieve.core.selection import Budget
 from fedsieve.core.types import Clock, Layout
 
 
@@ -46,7 +46,7 @@ class FedL1(Averaging):
 
     def soft_threshold(self, theta: Float[Tensor, " p"], parts: Budget, layout: Layout) -> Float[Tensor, " p"]:
         """The proximal step of tau |theta|_1, tau scale-free; what no gate stands before is not shrunk."""
-        gated, kept = theta[: layout.num_gated], selection.budget_total(parts) - layout.num_ungated
+        gated, kept = theta[: layout.num_gated], budgets.budget_total(parts) - layout.num_ungated
         if kept == layout.num_gated:
             return theta
         threshold = self.shrinkage * torch.topk(gated.abs(), kept + 1).values[-1]

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from fedsieve.algorithms.base import require_fraction, server_update
 from fedsieve.algorithms.gated import Gated
-from fedsieve.core import constraint, gates, selection
+from fedsieve.core import constraint, gates, topk
 from fedsieve.core.constraint import DualUpdate
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT
 from fedsieve.core.optimizers import Moments, Optimizer
-from fedsieve.core.packets import Packet, SparseVector, quantize, quantize_gates, sparse_packet
+from fedsieve.core.packets import Packet, SparseVector, sparse_packet
+from fedsieve.core.quantization import quantize, quantize_gates
 from fedsieve.core.random import Draw
 from fedsieve.core.touched import FeatureTables
 from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
@@ -128,7 +129,7 @@ class FlopsPA(Gated):
         The pair on the wire is (theta~, z), from which the receiver forms theta: the same content as (theta, z), but rounding
         theta~ does no harm where z is near 0.
         """
-        support = selection.top_k_indices(
+        support = topk.top_k_indices(
             self.importance(weights, log_alpha), self.message_budget(layout, clock), layout.groups, layout.global_index
         )
         inside, outside = log_alpha.gather(-1, support), log_alpha

@@ -10,12 +10,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from fedsieve.algorithms.base import BaseAlgorithm, project_to_budget, require_at_least, require_fraction, require_positive
-from fedsieve.core import constraint, gates, optimizers, selection
+from fedsieve.core import budgets, constraint, gates, optimizers, schedules, topk
 from fedsieve.core.constraint import ConstraintScale, DualUpdate
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT, GateAtTest, HardConcrete
 from fedsieve.core.optimizers import Moments, initial_moments
 from fedsieve.core.random import Draw
-from fedsieve.core.selection import DensitySchedule, LogAlphaScaling
+from fedsieve.core.schedules import DensitySchedule, LogAlphaScaling
 from fedsieve.core.types import Batch, Clock, Layout, Objective
 
 ASCENT_RATE, MIRROR_RATE = 5e-4, 1.0
@@ -167,7 +167,7 @@ class Gated(BaseAlgorithm, ABC):
     def normalize_log_alpha(self, log_alpha: Float[Tensor, "*k p"], layout: Layout) -> Float[Tensor, "*k p"]:
         """log_alpha inside its limits, one value a group (rounding draws them apart), free gates wide open."""
         inside = log_alpha.clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
-        return open_ungated(selection.broadcast_within_groups(inside, layout.groups), layout)
+        return open_ungated(budgets.broadcast_within_groups(inside, layout.groups), layout)
 
     def all_gates_start_closed(self) -> bool:
         """Whether every test-time gate begins at exactly 0 (decision A6)."""
@@ -186,7 +186,7 @@ class Gated(BaseAlgorithm, ABC):
             size = self.step_size(loss, by_weight, batch, clock)
             if self.max_gradient_norm < inf:
                 by_weight, by_gate = gates.chain_rule(optimizers.clip_norm(gradient, self.max_gradient_norm), weights, gate)
-            slopes.append(GateGradients(by_weight, selection.sum_within_groups(by_gate, objective.layout.groups), size))
+            slopes.append(GateGradients(by_weight, budgets.sum_within_groups(by_gate, objective.layout.groups), size))
         if self.gate_samples == 1:
             return slopes[0]
         return GateGradients(*(torch.stack(parts).mean(0) for parts in zip(*slopes, strict=True)))
@@ -197,7 +197,7 @@ class Gated(BaseAlgorithm, ABC):
 
     def sample_gates(self, log_alpha: Float[Tensor, "*k p"], layout: Layout, draw: Draw, purpose: str) -> gates.Gates:
         """Gates drawn anew, one draw a group."""
-        return gates.sample(self.shape, log_alpha, selection.broadcast_within_groups(draw(purpose, log_alpha.shape[-1]), layout.groups))
+        return gates.sample(self.shape, log_alpha, budgets.broadcast_within_groups(draw(purpose, log_alpha.shape[-1]), layout.groups))
 
     def penalty_gradient(
         self, log_alpha: Float[Tensor, "*k p"], multiplier: Float[Tensor, "*#k"], size: int, groups: Tensor | None
@@ -206,7 +206,7 @@ class Gated(BaseAlgorithm, ABC):
         slope = constraint.penalty_gradient(self.shape, log_alpha, multiplier, self.constraint_scale, size)
         if self.entropy:
             slope = slope - self.entropy * gates.entropy_derivative(self.shape, log_alpha)
-        return selection.sum_within_groups(slope, groups)
+        return budgets.sum_within_groups(slope, groups)
 
     def step_log_alpha(
         self,
@@ -285,15 +285,15 @@ class Gated(BaseAlgorithm, ABC):
         self, weights: Float[Tensor, "*k p"], log_alpha: Float[Tensor, "*k p"], layout: Layout, clock: Clock
     ) -> Bool[Tensor, "*k p"]:
         """The top m of theta."""
-        return selection.top_mask(self.importance(weights, log_alpha), self.message_budget(layout, clock), layout.groups)
+        return topk.top_mask(self.importance(weights, log_alpha), self.message_budget(layout, clock), layout.groups)
 
     def scale_log_alpha(self, log_alpha: Float[Tensor, "*k p"], chosen: Bool[Tensor, "*k p"] | bool) -> Float[Tensor, "*k p"]:
         """log_alpha pushed up where chosen and down elsewhere (L155-157)."""
-        return selection.scale_log_alpha(log_alpha, chosen, self.log_alpha_scaling_rate, self.log_alpha_scaling)
+        return schedules.scale_log_alpha(log_alpha, chosen, self.log_alpha_scaling_rate, self.log_alpha_scaling)
 
     def init(self, layout: Layout, weights: Float[Tensor, " p"], draw: Draw) -> Server:
         """theta~ as given, log_alpha around logit rho_init, lambda = 0 (L140)."""
-        noise = selection.broadcast_within_groups(draw("log_alpha", layout.size), layout.groups)
+        noise = budgets.broadcast_within_groups(draw("log_alpha", layout.size), layout.groups)
         log_alpha = gates.initial_log_alpha(noise, self.initial_gate_probability).clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
         return Server(
             weights,

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from fedsieve.algorithms.averaging import Averaging, Client
 from fedsieve.algorithms.fed_ht import Thresholding
+from fedsieve.core.budgets import budget_total
 from fedsieve.core.packets import Packet
 from fedsieve.core.random import Draw
-from fedsieve.core.selection import DensitySchedule, budget_total
+from fedsieve.core.schedules import DensitySchedule
 from fedsieve.core.types import Clock, Layout
 
 

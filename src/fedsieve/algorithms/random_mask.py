@@ -11,7 +11,7 @@ from fedsieve.algorithms.averaging import Server
 from fedsieve.algorithms.base import DENSITY_SCHEDULE_OPTIONS
 from fedsieve.algorithms.fed_ht import Thresholding
 from fedsieve.algorithms.gradual import Masked
-from fedsieve.core import selection
+from fedsieve.core import budgets, topk
 from fedsieve.core.random import Draw
 from fedsieve.core.types import Layout
 
@@ -24,6 +24,6 @@ class RandomMask(Masked, Thresholding):
 
     def init(self, layout: Layout, weights: Float[Tensor, " p"], draw: Draw) -> Server:
         """The start, zero outside a random mask."""
-        chance = selection.broadcast_within_groups(draw("mask", layout.size), layout.groups)
-        kept = selection.top_mask(chance, self.final_budget(layout), layout.groups)
+        chance = budgets.broadcast_within_groups(draw("mask", layout.size), layout.groups)
+        kept = topk.top_mask(chance, self.final_budget(layout), layout.groups)
         return super().init(layout, torch.where(kept, weights, torch.zeros_like(weights)), draw)

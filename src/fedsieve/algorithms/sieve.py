@@ -17,12 +17,13 @@ from torch import Tensor
 from fedsieve.algorithms.base import num_examples, project_to_budget
 from fedsieve.algorithms.gated import gate_diagnostics, initial_log_alpha, open_ungated
 from fedsieve.algorithms.sieve_rules import BY_DENSITY, OPEN, Ending, Rules, Server, Uplink
-from fedsieve.core import constraint, gates, optimizers, selection
+from fedsieve.core import budgets, constraint, gates, optimizers, topk
+from fedsieve.core.budgets import budget_total
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT
 from fedsieve.core.optimizers import initial_moments
-from fedsieve.core.packets import Packet, best_sign_count, quantize_signs, sparse_packet
+from fedsieve.core.packets import Packet, sparse_packet
+from fedsieve.core.quantization import best_sign_count, quantize_signs
 from fedsieve.core.random import Draw
-from fedsieve.core.selection import budget_total
 from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
 
 GATES = ("kept_gate", "default_gate")
@@ -51,7 +52,7 @@ class Sieve(Rules):
         self, vector: Float[Tensor, "*k p"], log_alpha: Float[Tensor, "*k p"], layout: Layout, density: float
     ) -> Bool[Tensor, "*k p"]:
         """The largest entries of a vector, each counted as often as its gate is open."""
-        return selection.top_mask(self.importance(vector, log_alpha), self.budget_for(layout, density), layout.groups)
+        return topk.top_mask(self.importance(vector, log_alpha), self.budget_for(layout, density), layout.groups)
 
     def importance(self, vector: Float[Tensor, "*k p"], log_alpha: Float[Tensor, "*k p"]) -> Float[Tensor, "*k p"]:
         """|v| P(z != 0)."""
@@ -71,7 +72,7 @@ class Sieve(Rules):
         now = self.fitted(float(server.width), found=self.found(server, clock))
         chosen = now.top_mask(server.weights, server.log_alpha, server.layout, now.sent(server, clock))
         bits = now.precision(fine=not now.searching(clock))
-        packet = sparse_packet(selection.mask_to_indices(chosen), {"weights": server.weights}, bits, draw)
+        packet = sparse_packet(topk.mask_to_indices(chosen), {"weights": server.weights}, bits, draw)
         most = AJAR if now.searching(clock) else LOG_ALPHA_LIMIT
         packet.scalars.update({name: mean.clamp_max(most) for name, mean in two_means(server.log_alpha, chosen, server.layout).items()})
         asked = now.signs(server, clock)
@@ -100,7 +101,7 @@ class Sieve(Rules):
         loss, gradient = objective.gradient(client.weights * gate, batch)
         size = now.stride * now.step_size(loss.minimum(objective.zero_model_loss(batch)), gradient, batch, clock)
         gradient = optimizers.clip_norm(gradient, now.max_gradient_norm)
-        saliency = selection.sum_within_groups(client.weights * gradient, layout.groups)
+        saliency = budgets.sum_within_groups(client.weights * gradient, layout.groups)
         kept = budget_total(now.message_budget(client.layout, clock))
         rms = (saliency.square().sum(-1, keepdim=True) / kept).sqrt().clamp_min(torch.finfo(saliency.dtype).tiny)
         log_alpha = (client.log_alpha - now.gate_rate * saliency / rms).clamp(-ROUND_LIMIT, ROUND_LIMIT)
@@ -116,7 +117,7 @@ class Sieve(Rules):
         """Sampled, one draw a group, or all open."""
         if self.ungated(clock):
             return torch.ones_like(log_alpha)
-        noise = selection.broadcast_within_groups(draw("gates", log_alpha.shape[-1]), layout.groups)
+        noise = budgets.broadcast_within_groups(draw("gates", log_alpha.shape[-1]), layout.groups)
         return gates.sample(self.shape, log_alpha, noise).value
 
     def projected(
@@ -125,10 +126,8 @@ class Sieve(Rules):
         """The largest |theta~| P(z != 0) of the round's budget, zeros elsewhere; what is out of sight (sparse rows) is zero already."""
         parts = self.message_budget(whole, clock)
         if layout.size != whole.size:
-            parts = selection.restrict_budget(parts, layout.num_gated, layout.num_ungated)
-        return torch.where(
-            selection.top_mask(self.importance(weights, log_alpha), parts, layout.groups), weights, torch.zeros_like(weights)
-        )
+            parts = budgets.restrict_budget(parts, layout.num_gated, layout.num_ungated)
+        return torch.where(topk.top_mask(self.importance(weights, log_alpha), parts, layout.groups), weights, torch.zeros_like(weights))
 
     def public_support(self, packet: Packet, clock: Clock) -> Int64[Tensor, " m"] | None:
         """All while searching, then the broadcast's."""
@@ -162,13 +161,13 @@ class Sieve(Rules):
             sent = now.top_mask(vector, client.log_alpha, layout, float(asked))
         else:
             sent = kept
-        support = selection.mask_to_indices(sent)
+        support = topk.mask_to_indices(sent)
         packet = sparse_packet(support, {now.field: vector}, now.precision(fine=False), draw)
         if now.searching(clock) and now.travels is Uplink.UPDATES:
             packet.fields[now.field] = quantize_signs(vector.gather(-1, support))
         packet.scalars.update(two_means(client.log_alpha, kept, layout))
         if now.counts_signs:
-            most = selection.num_kept(now.most_signs(clock), layout.num_gated)
+            most = budgets.num_kept(now.most_signs(clock), layout.num_gated)
             packet.scalars["signs"] = telling(now.importance(vector, client.log_alpha), most, layout)
         if self.measures(clock):
             packet.scalars["spread"] = telling(

@@ -17,10 +17,12 @@ from fedsieve.algorithms.base import BaseAlgorithm, num_examples, require_at_lea
 from fedsieve.algorithms.gated import initial_log_alpha
 from fedsieve.core import gates
 from fedsieve.core.aggregation import Aggregator, ClientWeighting
+from fedsieve.core.budgets import BudgetRule
 from fedsieve.core.gates import HardConcrete
 from fedsieve.core.optimizers import Moments
-from fedsieve.core.packets import ALLOWED_BITS, Packet
-from fedsieve.core.selection import BudgetRule, DensitySchedule
+from fedsieve.core.packets import Packet
+from fedsieve.core.quantization import ALLOWED_BITS
+from fedsieve.core.schedules import DensitySchedule
 from fedsieve.core.types import Clock, Layout, Reply
 
 ALONG_SIGNS, FROM_FEW_ROWS = 2.0, 3.0

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedsieve.core.selection import num_kept
+from fedsieve.core.budgets import num_kept
 from fedsieve.experiments.config import ByteCounting, RunConfig
 from fedsieve.formatting import format_bytes, format_number, format_seconds
 from fedsieve.storage import run_directory

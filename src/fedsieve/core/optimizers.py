@@ -1,8 +1,8 @@
-"""Steps as pure functions of a state: SGD, momentum, Adam; cosine decay; clipping; and three rules for a client's step size."""
+"""Steps as pure functions of a state: SGD, momentum, Adam; clipping; and three rules for a client's step size."""
 
 from enum import StrEnum
 from functools import lru_cache
-from math import cos, inf, pi
+from math import inf
 from typing import NamedTuple
 
 import torch
@@ -71,11 +71,6 @@ def step(
     second = torch.addcmul(beta2 * moments.second, gradient, gradient, value=1 - beta2)
     spread = (second / (1 - beta2**count)).sqrt_().add_(epsilon)
     return params + first * (-rate / (1 - momentum**count)) / spread, Moments(first, second, count)
-
-
-def cosine_decay(progress: float, final_fraction: float) -> float:
-    """Falls from 1 to `final` as progress goes from 0 to 1, along half a cosine."""
-    return final_fraction + (1 - final_fraction) * (1 + cos(pi * min(progress, 1.0))) / 2
 
 
 def clip_norm(gradient: Float[Tensor, "*k n"], max_norm: float) -> Float[Tensor, "*k n"]:

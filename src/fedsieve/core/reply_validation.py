@@ -10,7 +10,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from fedsieve.core.gates import LOG_ALPHA_LIMIT
-from fedsieve.core.packets import FRACTION_SCALARS, GATE_FIELDS, SCALED_CODINGS, Coding, Packet, QuantizedField, SparseVector
+from fedsieve.core.packets import FRACTION_SCALARS, GATE_FIELDS, Packet, SparseVector
+from fedsieve.core.quantization import SCALED_CODINGS, Coding, QuantizedField
 from fedsieve.core.types import Algorithm, Clock, ExchangeResult, Reply, StackedReplies, stack_replies
 
 CODE_DTYPES = {Coding.FLOAT32: torch.float32, Coding.FLOAT16: torch.float16, Coding.UNIT8: torch.uint8}

@@ -6,8 +6,8 @@ from enum import StrEnum
 import numpy as np
 from jaxtyping import Float
 
+from fedsieve.core.budgets import num_kept
 from fedsieve.core.random import generator
-from fedsieve.core.selection import num_kept
 from fedsieve.data.federated_dataset import FederatedDataset, PartitionSpec, partition_indices
 
 NUM_TEST_EXAMPLES = 10_000

@@ -15,7 +15,8 @@ from fedsieve import wire
 from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.core.aggregation import Aggregator, ClientWeighting
-from fedsieve.core.selection import DensitySchedule, floor_of_decimal
+from fedsieve.core.budgets import floor_of_decimal
+from fedsieve.core.schedules import DensitySchedule
 from fedsieve.core.types import Objective
 from fedsieve.data.partition import Partition
 from fedsieve.experiments.tasks import TASKS, Task, default_options, get_task

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedsieve.algorithms.base import BaseAlgorithm
-from fedsieve.core.selection import DensitySchedule
+from fedsieve.core.schedules import DensitySchedule
 from fedsieve.experiments.config import EvaluationSplit, RunConfig
 from fedsieve.storage import run_directory
 from fedsieve.studies import results

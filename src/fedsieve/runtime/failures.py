@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsieve.core.budgets import floor_of_decimal
 from fedsieve.core.gates import LOG_ALPHA_LIMIT
-from fedsieve.core.packets import FRACTION_SCALARS, GATE_FIELDS, Coding, Packet, QuantizedField
+from fedsieve.core.packets import FRACTION_SCALARS, GATE_FIELDS, Packet
+from fedsieve.core.quantization import Coding, QuantizedField
 from fedsieve.core.random import derive_key, generator, uniforms
-from fedsieve.core.selection import floor_of_decimal
 from fedsieve.core.types import Clock, Exchange, ExchangeResult, Reply, Traffic
 
 LATE_REASON = "it came after its round was closed"

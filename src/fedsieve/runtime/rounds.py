@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedsieve.core.budgets import floor_of_decimal
 from fedsieve.core.packets import Packet, seed_packet
 from fedsieve.core.random import derive_key, generator, server_sampler
 from fedsieve.core.reply_validation import ReplyLimits, validate_replies
-from fedsieve.core.selection import floor_of_decimal
 from fedsieve.core.types import Algorithm, Clock, Exchange, Objective, Traffic
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from fedsieve.algorithms import algorithm_class
 from fedsieve.algorithms.flops_pa import GateNoise
 from fedsieve.core.constraint import ConstraintScale, DualUpdate
-from fedsieve.core.selection import DensitySchedule
+from fedsieve.core.schedules import DensitySchedule
 from fedsieve.experiments.config import ByteCounting, RunConfig
 from fedsieve.studies import ablation, equal_bytes, paper, robustness
 from fedsieve.studies.catalog import PAPER_STUDIES, STUDIES

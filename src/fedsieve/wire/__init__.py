@@ -14,7 +14,8 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from fedsieve.core.packets import SCALED_CODINGS, Coding, Packet, QuantizedField
+from fedsieve.core.packets import Packet
+from fedsieve.core.quantization import SCALED_CODINGS, Coding, QuantizedField
 from fedsieve.core.random import derive_key
 from fedsieve.core.types import Layout
 

@@ -16,7 +16,7 @@ from fedsieve.report.figures.style import (
 from fedsieve.studies import results
 from fedsieve.studies.results import Row
 
-AGGREGATORS = ("weighted", "median", "trimmed", "krum", "geometric-median-median")
+AGGREGATORS = ("weighted", "median", "trimmed", "krum", "geometric-median")
 MIN_QUALITY = 0.0
 """Below this a model is worse than none; the table and the axis end here."""
 MIN_KEPT_FRACTION = 0.9

@@ -1,0 +1,149 @@
+"""The exact top k of a vector, with ties broken by index, and a fast way to find them."""
+
+from collections.abc import Callable
+from math import isfinite
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from fedsieve.core.budgets import Budget, groups_have_equal_size
+
+
+def top_mask(score: Float[Tensor, "*k n"], budget: Budget, groups: Int64[Tensor, " n"] | None = None) -> Bool[Tensor, "*k n"]:
+    """The mask of the largest scores within each part of the budget; ties go to the lowest index (decision C3).
+
+    Groups are kept or dropped whole, by the mean of their squared scores.
+    """
+    if groups is not None:
+        return torch.cat([top_group_mask(score[..., part], kept, groups[part]) for part, kept in budget], dim=-1)
+    if len(budget) == 1:
+        return top_k_mask(score, budget[0][1])
+    return torch.cat([top_k_mask(score[..., part], kept) for part, kept in budget], dim=-1)
+
+
+def top_group_mask(score: Float[Tensor, "*k n"], max_coordinates: int, groups: Int64[Tensor, " n"]) -> Bool[Tensor, "*k n"]:
+    """The mask of as many whole groups as `kept` coordinates hold, the strongest a coordinate first."""
+    first = groups - groups.amin()
+    sizes = first.bincount()
+    empty = torch.zeros(*score.shape[:-1], len(sizes), dtype=score.dtype, device=score.device)
+    strength = empty.index_add(-1, first, score * score) / sizes
+    if groups_have_equal_size(groups):
+        return top_k_mask(strength, max_coordinates // int(sizes[0])).index_select(-1, first)
+    return _greedy_groups(strength, sizes, max_coordinates).index_select(-1, first)
+
+
+def _greedy_groups(strength: Float[Tensor, "*k g"], sizes: Int64[Tensor, " g"], max_coordinates: int) -> Bool[Tensor, "*k g"]:
+    """Groups of unequal size in the order of their strength, each that still fits into what is left of `kept`."""
+    order = strength.nan_to_num(nan=torch.inf).argsort(dim=-1, descending=True, stable=True)
+    chosen = torch.zeros_like(strength, dtype=torch.bool)
+    sizes_list, least = sizes.tolist(), int(sizes.amin())
+    for row, mask in zip(order.reshape(-1, len(sizes)).tolist(), chosen.view(-1, len(sizes)), strict=True):
+        room = max_coordinates
+        for group in row:
+            if sizes_list[group] <= room:
+                mask[group] = True
+                room -= sizes_list[group]
+            if room < least:
+                break
+    return chosen
+
+
+def top_k_mask(score: Float[Tensor, "*k n"], k: int) -> Bool[Tensor, "*k n"]:
+    """The mask of exactly `kept` largest scores in each row, ties to the lowest index."""
+    if k >= score.shape[-1]:
+        return torch.ones_like(score, dtype=torch.bool)
+    if k == 0:
+        return torch.zeros_like(score, dtype=torch.bool)
+    score = _nan_to_inf(score)
+    least = _kth_largest(score, k)
+    chosen = score >= least
+    if int(chosen.count_nonzero()) == k * (chosen.numel() // chosen.shape[-1]):
+        return chosen
+    above, tied = score > least, score == least
+    room = k - above.sum(-1, keepdim=True)
+    return above | (tied & (tied.cumsum(-1) <= room))
+
+
+def top_k_indices(
+    score: Float[Tensor, "*k n"],
+    budget: Budget,
+    groups: Int64[Tensor, " n"] | None = None,
+    global_index: Callable[[np.ndarray], np.ndarray] | None = None,
+) -> Int64[Tensor, "*k m"]:
+    """Where the mask of `top` is set, in increasing order, or in that of what `order` gives, which then breaks ties too.
+
+    An order of their own have only vectors of one part, without groups.
+    """
+    (_, kept), size = budget[0], score.shape[-1]
+    if groups is not None or len(budget) > 1 or not 0 < kept < size or score.device.type != "cpu":
+        places = mask_to_indices(top_mask(score, budget, groups))
+        return places if global_index is None else torch.from_numpy(_order_by(global_index, places.numpy()))
+    score = _nan_to_inf(score)
+    found = np.stack([_top_k_row(row, kept, global_index) for row in score.numpy().reshape(-1, size)])
+    return torch.from_numpy(found).view(*score.shape[:-1], kept)
+
+
+def _nan_to_inf(score: Float[Tensor, "*k n"]) -> Float[Tensor, "*k n"]:
+    """A broken weight is chosen, so that whoever validates sees it."""
+    return score if isfinite(score.amax()) else score.nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
+def _top_k_row(row: Float[np.ndarray, " n"], k: int, global_index: Callable[[np.ndarray], np.ndarray] | None) -> Int64[np.ndarray, " k"]:
+    """Places of the k largest."""
+    likely = _candidates(row, k)
+    values = row if likely is None else row[likely]
+    least = np.partition(values, len(values) - k)[len(values) - k]
+    found = np.flatnonzero(values >= least) if likely is None else likely[values >= least]
+    if len(found) > k:
+        tied = row[found] == least
+        first, found = found[tied], found[~tied]
+        first = first if global_index is None else _order_by(global_index, first)
+        found = np.sort(np.concatenate((found, first[: k - len(found)])))
+    return found if global_index is None else _order_by(global_index, found)
+
+
+def _order_by(global_index: Callable[[np.ndarray], np.ndarray], indices: Int64[np.ndarray, "*k m"]) -> Int64[np.ndarray, "*k m"]:
+    return np.take_along_axis(indices, global_index(indices).argsort(-1), -1)
+
+
+SAMPLE_STRIDE = 64
+"""Every 64th score tells where the k-th largest lies; few scores need no sample."""
+
+
+def _kth_largest(score: Float[Tensor, "*k n"], k: int) -> Float[Tensor, "*k 1"]:
+    """The k-th largest of each row; NumPy's partition is 7 to 18 times faster than a sorted top-k on 48,608 scores."""
+    if score.device.type != "cpu":
+        return torch.topk(score, k, dim=-1, sorted=True).values[..., -1:]
+    rows = score.numpy().reshape(-1, score.shape[-1])
+    least = np.array([_kth_largest_row(row, k) for row in rows], dtype=rows.dtype)
+    return torch.from_numpy(least).view(*score.shape[:-1], 1)
+
+
+def _kth_largest_row(row: Float[np.ndarray, " n"], k: int) -> np.floating:
+    likely = _candidates(row, k)
+    values = row if likely is None else row[likely]
+    return np.partition(values, len(values) - k)[len(values) - k]
+
+
+def _candidates(row: Float[np.ndarray, " n"], k: int) -> Int64[np.ndarray, " c"] | None:
+    """Where few of many are kept, places of those above a bound that a sample suggests, the k largest among them; else None."""
+    sample = row[::SAMPLE_STRIDE]
+    guess = k // SAMPLE_STRIDE + 4 * int((k / SAMPLE_STRIDE) ** 0.5) + 8
+    if guess >= len(sample) // 4:
+        return None
+    places = np.flatnonzero(row >= np.partition(sample, len(sample) - guess)[len(sample) - guess])
+    return places if len(places) >= k else None
+
+
+def mask_to_indices(mask: Bool[Tensor, "*k n"]) -> Int64[Tensor, "*k m"]:
+    """Increasing indices of a mask that holds as many in every row."""
+    if mask.device.type == "cpu":
+        found = np.flatnonzero(mask.numpy())  # several times faster than torch's
+        found %= mask.shape[-1]
+        found = torch.from_numpy(found)
+    else:
+        found = mask.nonzero()[:, -1]
+    rows = mask.numel() // mask.shape[-1]
+    return found.reshape(*mask.shape[:-1], len(found) // rows)
