@@ -5,13 +5,19 @@ import json
 import sys
 from statistics import median
 
-from benchmarks import command
-from benchmarks.race import speedup, time_interleaved
+from benchmarks import cli_startup
+from benchmarks.runner import speedup, time_interleaved
 from benchmarks.workloads import WORKLOADS, Workload
 
-RIVALS = {"W1": ("lean",), "W2": ("lean", "flower", "pfl", "fedjax"), "W3": ("lean",), "W4": ("lean",), "RCV1": ("lean",)}
-RIVAL_NAMES = ("lean", "flower", "pfl", "fedjax")
-OTHER_COLUMNS = ("generic", "floor", "peak_mb", "torch", "two_threads")
+RIVALS = {
+    "W1": ("naive_loop",),
+    "W2": ("naive_loop", "flower", "pfl", "fedjax"),
+    "W3": ("naive_loop",),
+    "W4": ("naive_loop",),
+    "RCV1": ("naive_loop",),
+}
+RIVAL_NAMES = ("naive_loop", "flower", "pfl", "fedjax")
+OTHER_COLUMNS = ("as_module", "roofline", "peak_mb", "torch", "two_threads")
 """Besides rivals: a module over lean, times the floor, memory, over lean without compiled passes, wall time of one thread over two."""
 MODULE_WORKLOADS = ("W1", "W2")
 """Workloads whose model is also run as a module; LeNet is one already, and modules take no sparse rows."""
@@ -23,7 +29,7 @@ def main() -> None:
     results = {}
     for name in options.workload:
         if name == "W5":
-            results[name] = command.measure_cli(options.repeats)
+            results[name] = cli_startup.measure_cli(options.repeats)
         else:
             results[name] = compare_contenders(WORKLOADS[name], options.rivals, options.repeats, options.threads)
     if options.json:
@@ -51,20 +57,20 @@ def parse_arguments() -> argparse.Namespace:
 def compare_contenders(workload: Workload, rivals: list[str], repeats: int, threads: int) -> dict[str, float | None]:
     """One workload, all contenders."""
     asked = [rival for rival in RIVALS[workload.name] if rival in rivals]
-    generic = ["generic"] if workload.name in MODULE_WORKLOADS else []
-    timings, missing = time_interleaved(workload, ["ours", "torch_only", "two_threads", "floor", *generic, *asked], repeats, threads)
-    if "ours" not in timings:
+    generic = ["as_module"] if workload.name in MODULE_WORKLOADS else []
+    timings, missing = time_interleaved(workload, ["fedsieve", "torch_only", "two_threads", "roofline", *generic, *asked], repeats, threads)
+    if "fedsieve" not in timings:
         if workload.name == "RCV1":
-            print(f"\n{workload.name}  left out: {missing['ours']}")
+            print(f"\n{workload.name}  left out: {missing['fedsieve']}")
             return dict.fromkeys((*RIVAL_NAMES, *OTHER_COLUMNS))
-        sys.exit(f"{workload.name}: our own run {missing['ours']}")
-    ours = timings["ours"]
+        sys.exit(f"{workload.name}: our own run {missing['fedsieve']}")
+    ours = timings["fedsieve"]
     print(f"\n{workload.name}  {workload.description}, batch {workload.batch_size}, {workload.local_steps} steps")
     print(f"{'':12}{'CPU us a client-step':>24}{'wall us':>12}{'peak MB':>10}{'we are faster':>16}")
     print(f"{'':12}{'median':>14}{'least':>10}{'median':>12}")
     for contender, timing in timings.items():
         scale = 1e6 / workload.client_steps
-        ratio = "" if contender == "ours" else f"{speedup(ours, timing):15.2f}x"
+        ratio = "" if contender == "fedsieve" else f"{speedup(ours, timing):15.2f}x"
         print(
             f"{contender:12}{scale * median(timing.cpu):>14.0f}{scale * min(timing.cpu):>10.0f}"
             f"{scale * median(timing.wall):>12.0f}{timing.peak_mb:>10.0f}{ratio}"
@@ -73,11 +79,13 @@ def compare_contenders(workload: Workload, rivals: list[str], repeats: int, thre
         print(f"{contender:12}missing: {why}")
     sys.stdout.flush()
     row: dict[str, float | None] = {name: round(speedup(ours, timings[name]), 2) if name in timings else None for name in RIVAL_NAMES}
-    row["generic"] = round(speedup(timings["generic"], timings["lean"]), 2) if {"generic", "lean"} <= timings.keys() else None
-    row["floor"] = round(1 / speedup(ours, timings["floor"]), 2) if "floor" in timings else None
+    row["as_module"] = (
+        round(speedup(timings["as_module"], timings["naive_loop"]), 2) if {"as_module", "naive_loop"} <= timings.keys() else None
+    )
+    row["roofline"] = round(1 / speedup(ours, timings["roofline"]), 2) if "roofline" in timings else None
     row["peak_mb"] = round(ours.peak_mb)
     slow, two = timings.get("torch_only"), timings.get("two_threads")
-    row["torch"] = round(speedup(slow, timings["lean"]), 2) if slow and "lean" in timings else None
+    row["torch"] = round(speedup(slow, timings["naive_loop"]), 2) if slow and "naive_loop" in timings else None
     row["two_threads"] = round(median(one / both for one, both in zip(ours.wall, two.wall, strict=True)), 2) if two else None
     return row
 

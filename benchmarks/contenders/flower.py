@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
 from benchmarks.contenders.gated_model import GatedLinear
-from benchmarks.contenders.pace import run_stepwise
+from benchmarks.contenders.stepped import run_stepwise
 from benchmarks.workloads import WORKLOADS, Workload, draw_examples
 
 MAX_ROUNDS = 100_000

@@ -14,7 +14,7 @@ from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
 
 from benchmarks.contenders.gated_model import GatedLinear
-from benchmarks.contenders.pace import run_stepwise
+from benchmarks.contenders.stepped import run_stepwise
 from benchmarks.workloads import Workload, draw_examples
 
 MAX_ROUNDS = 100_000

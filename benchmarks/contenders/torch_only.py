@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from benchmarks.contenders import ours
+from benchmarks.contenders import fedsieve
 from benchmarks.workloads import Workload
 from fedsieve import kernels
 from fedsieve.core import random
@@ -13,4 +13,4 @@ def prepare(workload: Workload) -> Callable[[], None]:
     """One round, all clients."""
     for module in (kernels, random, fast_conv):
         module.available = lambda: None
-    return ours.prepare(workload)
+    return fedsieve.prepare(workload)

@@ -43,18 +43,27 @@ def files(tmp_path, monkeypatch):
     )
 
 
-def trained(capsys, *words, method="fed-round-ht", rounds=10):
-    rounds = min(rounds, 3) if method == "flops" else rounds  # it exchanges every batch
-    code = main(["train", "--task", "file", "--algorithm", method, "--rounds", str(rounds), "--json", "--quiet", *words])
+def trained(capsys, *words, algorithm="fed-round-ht", rounds=10):
+    rounds = min(rounds, 3) if algorithm == "flops" else rounds  # it exchanges every batch
+    code = main(["train", "--task", "file", "--algorithm", algorithm, "--rounds", str(rounds), "--json", "--quiet", *words])
     said = capsys.readouterr()
     assert code == 0, said.err
     return json.loads(said.out.splitlines()[-1])
 
 
-@pytest.mark.parametrize("method", ["fed-round-ht", "flops-pa", "flops", "fed-iter-ht", "fed-l1", "gradual"])
-def test_regression_on_a_csv_fits_an_intercept_outside_the_density(capsys, method):
+@pytest.mark.parametrize("algorithm", ["fed-round-ht", "flops-pa", "flops", "fed-iter-ht", "fed-l1", "gradual"])
+def test_regression_on_a_csv_fits_an_intercept_outside_the_density(capsys, algorithm):
     result = trained(
-        capsys, "--data.path", "numbers.csv", "--data.target", "price", "--density", "0.25", "--federation.clients", "4", method=method
+        capsys,
+        "--data.path",
+        "numbers.csv",
+        "--data.target",
+        "price",
+        "--density",
+        "0.25",
+        "--federation.clients",
+        "4",
+        algorithm=algorithm,
     )
     assert result["nonzero"] == 3 and result["size"] == 12
     assert result["value"] > 0.9
@@ -81,7 +90,9 @@ def test_two_classes_share_one_logit_and_ten_clients_or_all_take_part(capsys):
 
 
 def file_run(path, **settings):
-    return RunConfig(task="file", data=UserFiles(path=Path(path)), **{"density": 0.25, "rounds": 5, "method": "fed-round-ht"} | settings)
+    return RunConfig(
+        task="file", data=UserFiles(path=Path(path)), **{"density": 0.25, "rounds": 5, "algorithm_name": "fed-round-ht"} | settings
+    )
 
 
 def test_clients_agree_on_units_without_the_test_rows_and_the_bytes_are_counted():
@@ -115,7 +126,11 @@ def test_a_model_of_a_file_starts_where_it_was_left():
 
 
 def test_means_without_noise_are_not_sent_where_clients_are_hidden():
-    hidden = {"privacy": Privacy(noise_multiplier=1.0), "method": "fed-avg", "federation": FederationConfig(clients=20, participation=0.5)}
+    hidden = {
+        "privacy": Privacy(noise_multiplier=1.0),
+        "algorithm_name": "fed-avg",
+        "federation": FederationConfig(clients=20, participation=0.5),
+    }
     assert Simulation(file_run("rows.npz", **hidden)).standardizer is None
     with pytest.raises(ValueError, match="would not hide; leave it out"):
         RunConfig(task="file", data=UserFiles(path=Path("rows.npz"), standardize=True), density=0.25, **hidden)
@@ -161,8 +176,8 @@ def test_features_share_gates_and_are_listed_by_name(capsys):
     assert result["nonzero"] == 9
 
 
-@pytest.mark.parametrize("method", ["flops-pa", "flops", "fed-iter-ht", "random-mask"])
-def test_groups_are_kept_or_dropped_whole_by_every_method(capsys, method):
+@pytest.mark.parametrize("algorithm", ["flops-pa", "flops", "fed-iter-ht", "random-mask"])
+def test_groups_are_kept_or_dropped_whole_by_every_method(capsys, algorithm):
     words = [
         "--data.path",
         "rows.npz",
@@ -175,7 +190,7 @@ def test_groups_are_kept_or_dropped_whole_by_every_method(capsys, method):
         "--density",
         "0.2",
     ]
-    result = trained(capsys, *words, method=method, rounds=3)
+    result = trained(capsys, *words, algorithm=algorithm, rounds=3)
     assert result["nonzero"] == 6 and len(result["features"]) == 2  # 7 weights asked for, groups of 3
 
 
@@ -204,13 +219,15 @@ def test_a_module_of_ones_own_is_trained(capsys, tmp_path):
     assert grouped["nonzero"] <= result["nonzero"]
 
 
-@pytest.mark.parametrize("method", ["flops-pa", "flops", "fed-iter-ht", "fed-avg", "gradual", "random-mask"])
-def test_groups_of_unequal_size_share_one_global_budget(capsys, tmp_path, method):
+@pytest.mark.parametrize("algorithm", ["flops-pa", "flops", "fed-iter-ht", "fed-avg", "gradual", "random-mask"])
+def test_groups_of_unequal_size_share_one_global_budget(capsys, tmp_path, algorithm):
     (tmp_path / "nets.py").write_text(
         "from torch import nn\ndef net():\n    return nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))\n"
     )
     words = ["--data.path", "rows.npz", "--data.target", "kind", "--data.client", "site", "--model", "nets:net", "--density", "0.3"]
-    result = trained(capsys, *words, "--gate-granularity", "neuron", "--algorithm.sparsity-allocation", "global", method=method, rounds=1)
+    result = trained(
+        capsys, *words, "--gate-granularity", "neuron", "--algorithm.sparsity-allocation", "global", algorithm=algorithm, rounds=1
+    )
     allowed = int(0.3 * (12 * 16 + 16 + 16 * 3 + 3))
     assert allowed - 12 < result["nonzero"] <= allowed  # neurons of 12 and 16 weights, biases alone
 

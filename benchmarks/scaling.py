@@ -1,4 +1,4 @@
-"""`python -m benchmarks.growth [FOLDER]`: what a client-step costs as cohorts, models and populations grow; a table and a picture.
+"""`python -m benchmarks.scaling [FOLDER]`: what a client-step costs as cohorts, models and populations grow; a table and a picture.
 
 Cohorts and models grow over rows that are there. Populations draw each client's rows from its own stream when it is asked, so only the
 cohort costs anything.
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.contenders.ours import MAX_ROUNDS, build_algorithm, build_client_data
+from benchmarks.contenders.fedsieve import MAX_ROUNDS, build_algorithm, build_client_data
 from benchmarks.workloads import WORKLOADS, Workload
 from fedsieve.core.random import generator
 from fedsieve.core.types import Batch
@@ -148,8 +148,8 @@ def main() -> None:
             print(f"{size:>28,}  {microseconds:>10.0f}")
         print(f"peak memory so far {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB", flush=True)
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
-    draw_curves(found, folder / "growth.png")
-    print(f"picture in {folder / 'growth.png'}")
+    draw_curves(found, folder / "scaling.png")
+    print(f"picture in {folder / 'scaling.png'}")
 
 
 if __name__ == "__main__":

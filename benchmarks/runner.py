@@ -29,7 +29,7 @@ class ContenderProcess:
         environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         self._log = (ROOT / ".bench" / f"{contender}-{workload.name}.log").open("w+")
         self._process = subprocess.Popen(
-            [find_interpreter(contender), "-W", "ignore", "-m", "benchmarks.serve", contender, workload.name],
+            [find_interpreter(contender), "-W", "ignore", "-m", "benchmarks.worker", contender, workload.name],
             cwd=ROOT,
             env=environment,
             stdin=subprocess.PIPE,

@@ -49,6 +49,6 @@ def measure_cli(repeats: int) -> dict[str, float | None]:
     print(f"CPU {median(train):.1f} s, of which importing torch {median(torch):.1f} s; peak {peak:.0f} MB")
     print(f"first round over a later one {median(first):.2f}x; --help takes {100 * share:.0f} % of importing torch")
     sys.stdout.flush()
-    names = dict.fromkeys(("lean", "flower", "pfl", "fedjax", "generic", "floor"))
+    names = dict.fromkeys(("naive_loop", "flower", "pfl", "fedjax", "as_module", "roofline"))
     return {**names, "peak_mb": round(peak), "cpu_seconds": round(median(train), 2),
             "first_round": round(median(first), 2), "help_over_import": round(share, 3)}  # fmt: skip

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.serve CONTENDER WORKLOAD`: one contender in its own process; every line on standard input is a number of rounds.
+"""`python -m benchmarks.worker CONTENDER WORKLOAD`: one contender in its own process; every line on standard input is a number of rounds.
 
 Only the standard library and NumPy are imported here: rivals bring environments of their own.
 """
@@ -13,7 +13,7 @@ from importlib import import_module
 from benchmarks.workloads import WORKLOADS
 
 
-def serve(contender: str, workload_name: str) -> None:
+def run_worker(contender: str, workload_name: str) -> None:
     """Prepare, train one round to warm up, then time what is asked for; answers are lines of JSON."""
     module, out = import_module(f"benchmarks.contenders.{contender}"), sys.stdout
     sys.stdout = sys.stderr  # what a rival prints is not an answer
@@ -39,4 +39,4 @@ def process_peak_mb() -> float:
 
 
 if __name__ == "__main__":
-    serve(*sys.argv[1:3])
+    run_worker(*sys.argv[1:3])

@@ -1,4 +1,4 @@
-"""What crosses between a node and the superlink besides our packets: `python -m benchmarks.envelope`.
+"""What crosses between a node and the superlink besides our packets: `python -m benchmarks.flower_overhead`.
 
 A relay on loopback counts the bytes of each node's connections, without TLS. Packets and Flower's objects are counted by the server;
 the rest is HTTP, and a node that asks whether there is something to do. Bytes, so a busy machine changes only the time and the polls.
