@@ -127,7 +127,7 @@ def test_the_resolved_configuration_gives_the_same_model_again(capsys, tmp_path)
 
 
 def test_flags_win_over_the_settings_file(capsys, tmp_path):
-    (tmp_path / "s.toml").write_text('seed = 5\ndensity = 0.2\nmethod = "fed-avg"\n[data]\nnum-examples = 200\n')
+    (tmp_path / "s.toml").write_text('seed = 5\ndensity = 0.2\n[data]\nnum-examples = 200\n[algorithm]\nname = "fed-avg"\n')
     assert main(["train", "--config", "s.toml", "--json", "--quiet", *QUICK, "--seed", "6"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["seed"] == 6 and result["method"] == "fed-avg"
@@ -195,16 +195,16 @@ def test_wrong_usage_is_one_line_and_exit_code_two(words, text, capsys, tmp_path
     ("settings", "text"),
     [
         ("denisty = 0.1", "Did you mean --density"),
-        ("[data]\nrowss = 5", "Did you mean --data.num-examples"),
+        ("[data]\nnum-exampels = 5", "Did you mean --data.num-examples"),
         ("rounds = 'many'", "takes a whole number; got many"),
-        ("[algorithm]\nsteps = 'x'", "takes a whole number; got x"),
+        ("[algorithm]\nlocal-steps = 'x'", "takes a whole number; got x"),
         ("[federation]\nclients = 2.5", "takes a whole number; got 2.5"),
         ("[algorithm]\nnonsense = 1", "Unknown option"),
         ("data = 3", "data must be a section"),
         ("task = [1]", "takes one value"),
         ("[seed]\nx = 1", "must be a plain value"),
         ("this is not toml", "is not TOML"),
-        ("method = 5", ""),
+        ("[algorithm]\nname = 5", ""),
     ],
 )
 def test_a_wrong_settings_file_is_one_line_and_exit_code_two(settings, text, capsys, tmp_path):

@@ -14,7 +14,7 @@ from fedsieve.storage import run_directory
 
 RUNS = [RunConfig(algorithm_name=method) for method in ALGORITHMS] + [RunConfig(task=task) for task in TASKS if task != "file"]
 RUNS += [
-    RunConfig(task="digits", gate_granularity=GateGranularity.FEATURE, federation=FederationConfig(clients=7, centralized=True), seed=3),
+    RunConfig(task="digits", gate_granularity=GateGranularity.FEATURE, federation=FederationConfig(clients=7), centralized=True, seed=3),
     RunConfig(task="mnist-cnn", data=BuiltinFiles(source=Source.SYNTHETIC), init_weights=Path("weights.safetensors")),
 ]
 
@@ -31,8 +31,8 @@ def test_a_run_is_restored_from_what_it_writes(run, tmp_path):
     ("change", "said"),
     [
         ("", "'task'"),
-        ('task = "nope"\nmethod = "sieve"\n', "nope"),
-        ('task = "lr"\nmethod = "sieve"\nstrange = 1\n', "strange"),
+        ('task = "nope"\n[algorithm]\nname = "sieve"\n', "nope"),
+        ('task = "lr"\nstrange = 1\n[algorithm]\nname = "sieve"\n', "strange"),
         ("not toml", "TOMLDecodeError"),
     ],
 )

@@ -139,12 +139,12 @@ def test_a_finished_run_is_left_as_it_is(made, tmp_path, capsys):
             ["--algorithm.local-steps", "5", "--federation.alpha", "2"],
             "algorithm.local-steps was 3, is 5; federation.alpha was 0.5, is 2.0",
         ),
-        (["--algorithm", "fed-avg"], "method was sieve, is fed-avg"),
+        (["--algorithm", "fed-avg"], "algorithm was sieve, is fed-avg"),
         (["--task", "mc"], "task was lr, is mc"),
-        (["--init-weights", "somewhere"], "start was None, is somewhere"),
+        (["--init-weights", "somewhere"], "init-weights was None, is somewhere"),
         (["--rounds", "4"], "rounds can only be raised: the run in half has 6; got --rounds 4"),
         (["--out", "other"], "leave out --out"),
-        (["--tune-trials-trials", "2"], "leave out --out and --tune-trials-trials"),
+        (["--tune-trials", "2"], "leave out --out and --tune-trials"),
         (["--checkpoint.rounds", "-1"], "checkpoint.rounds must be at least 0; got -1"),
         (["--checkpoint.seconds", "nan"], "checkpoint.seconds must be at least 0; got nan"),
     ],
@@ -158,7 +158,7 @@ def test_a_resumed_run_keeps_its_settings(words, text, half, capsys):
 
 
 def test_the_settings_file_a_run_began_with_may_be_named_again(tmp_path, capsys):
-    (tmp_path / "mine.toml").write_text("seed = 3\n[algorithm]\nrate = 1.5\n[checkpoint]\nseconds = 0.0\n")
+    (tmp_path / "mine.toml").write_text("seed = 3\n[algorithm]\nlearning-rate = 1.5\n[checkpoint]\nseconds = 0.0\n")
     assert breaking_off(2, "--config", "mine.toml", "--out", "half") == 130
     assert train("--resume", "half", "--config", "mine.toml", "--quiet") == 0
     (tmp_path / "mine.toml").write_text("seed = 4\n")
@@ -185,7 +185,7 @@ def test_a_comparison_that_broke_off_goes_on_with_the_same_command(tmp_path, mon
 
     def breaks(run, *arguments):
         for step in real(run, *arguments):
-            if run.method == "sieve" and step.metrics["round"] > 3:
+            if run.algorithm_name == "sieve" and step.metrics["round"] > 3:
                 raise KeyboardInterrupt
             yield step
 

@@ -40,7 +40,7 @@ def test_networks_get_budgets_and_a_schedule_with_every_method(method):
     cls = algorithm_class(method)
     settings = default_options(TASKS["mnist-cnn"], cls, None)
     assert settings["sparsity_allocation"].value == "erk"
-    assert "density_schedule" not in cls.option_names() or cls(**settings).schedule is DensitySchedule.CUBIC
+    assert "density_schedule" not in cls.option_names() or cls(**settings).density_schedule is DensitySchedule.CUBIC
 
 
 def test_validation_rows_are_a_tenth_of_each_clients_own():

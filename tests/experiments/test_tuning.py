@@ -66,7 +66,7 @@ def test_stored_options_come_back_as_they_were(name):
 @pytest.mark.usefixtures("few_test_rows")
 def test_train_uses_the_best_of_its_trials_and_does_not_repeat_them(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ["train", *WORDS, "--tune-trials-trials", "3", "--quiet", "--json", "--algorithm.local-steps", "3"]
+    words = ["train", *WORDS, "--tune-trials", "3", "--quiet", "--json", "--algorithm.local-steps", "3"]
     assert main(words) == 0
     (stored,) = (tmp_path / "runs" / "tuning").glob("*/chosen.json")
     told = json.loads(stored.read_text())
@@ -76,8 +76,8 @@ def test_train_uses_the_best_of_its_trials_and_does_not_repeat_them(capsys, tmp_
     assert main(words) == 0
     assert (stored.parent / "rows.jsonl").read_bytes() == before
     capsys.readouterr()
-    assert main(["train", *WORDS, "--tune-trials-trials", "0"]) == 2
-    assert "--tune-trials-trials" in capsys.readouterr().err
+    assert main(["train", *WORDS, "--tune-trials", "0"]) == 2
+    assert "--tune-trials" in capsys.readouterr().err
 
 
 def row(method, seed, curve, spent):

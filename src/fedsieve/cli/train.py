@@ -132,9 +132,7 @@ def train_command(arguments: EarlyArguments) -> Callable[..., int]:
         check_installed(tracker)
         if resume is not None:
             if out is not None or tune_trials is not None:
-                raise ValueError(
-                    f"--resume {resume} goes on in its own folder with its own settings; leave out --out and --tune-trials-trials"
-                )
+                raise ValueError(f"--resume {resume} goes on in its own folder with its own settings; leave out --out and --tune-trials")
             result = folders.finished_result(run, resume)
             if result is None:
                 with hint_resume(f"fedsieve train --resume {resume}"):

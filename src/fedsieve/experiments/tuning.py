@@ -82,11 +82,9 @@ def tune_run(
 ) -> RunConfig:
     """The run with the best of `budget` configurations; trials are kept in the folder and never computed twice."""
     if num_trials < 1:
-        raise ValueError(f"--tune-trials-trials is a number of configurations and must be at least 1; got {num_trials}")
+        raise ValueError(f"--tune-trials is a number of configurations and must be at least 1; got {num_trials}")
     if run.evaluate_on is EvaluationSplit.VALIDATION:
-        raise ValueError(
-            "--tune-trials-trials looks at the held-out rows that --evaluate-on validation would measure on; use --evaluate-on test"
-        )
+        raise ValueError("--tune-trials looks at the held-out rows that --evaluate-on validation would measure on; use --evaluate-on test")
     folder.mkdir(parents=True, exist_ok=True)
     study = Study(
         name="tuning",
