@@ -1,4 +1,4 @@
-"""`fedsieve flower` as a user meets it, as far as no process is needed."""
+"""The command `fedsieve flower`."""
 
 import json
 import re
@@ -11,30 +11,29 @@ import pytest
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from fedsieve.cli.flower import parse_pairs, resume_hint
+from fedsieve.cli.flower import flatten_config, parse_pairs, resume_hint
 from fedsieve.cli.main import main
 from fedsieve.deployment.config import deployment_config
 
 
 @pytest.fixture(autouse=True)
-def own_folder(tmp_path, monkeypatch):
+def working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_new_app_is_complete_and_every_setting_in_it_is_one(tmp_path, capsys):
+def test_a_new_app_is_complete_and_its_run_config_is_valid(tmp_path, capsys):
     from fedsieve.deployment.template.app.task import OBJECTIVE
 
     assert main(["flower", "new", "My App!"]) == 0
     assert "fedsieve flower run" in capsys.readouterr().out
     written = tomllib.loads((tmp_path / "My App!" / "pyproject.toml").read_text())
     assert written["project"]["name"] == "my-app" and written["project"]["dependencies"] == []
-    config = written["tool"]["flwr"]["app"]["config"]
-    assert all(re.fullmatch("[a-z-]+", name) for name in config)
-    assert deployment_config(config, OBJECTIVE).clients == 3
+    deployment = deployment_config(flatten_config(written["tool"]["flwr"]["app"]["config"]), OBJECTIVE)
+    assert deployment.clients == 3 and deployment.algorithm_name == "flops-pa"
     assert "APP-NAME" not in "".join(path.read_text() for path in (tmp_path / "My App!").rglob("*.*") if path.is_file())
 
 
-def test_nothing_is_overwritten(tmp_path, capsys):
+def test_a_new_app_overwrites_nothing(tmp_path, capsys):
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "mine.txt").write_text("mine")
     assert main(["flower", "new", "there"]) == 2
@@ -43,12 +42,12 @@ def test_nothing_is_overwritten(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["nowhere"], "cannot be read"),
         (["app", "--nodes", "0"], "--nodes must be a whole number, at least 1; got 0"),
         (["app", "--run-config", "clients=none"], "clients must be a whole number, at least 1; got none"),
-        (["app", "--nodes", "2", "--run-config", "clients=3"], "say the same thing"),
+        (["app", "--nodes", "2", "--run-config", "clients=3"], "set the same thing"),
         (["app", "--run-config", "run-dir=/here"], "use --out /here"),
         (["app", "--nodes", "two"], "whole number"),
         (["app", "--run-config", "speed=1"], "the app has no such setting"),
@@ -60,29 +59,29 @@ def test_nothing_is_overwritten(tmp_path, capsys):
         (["app", "--resume", "there", "--out", "here"], "has no meaning with --resume"),
     ],
 )
-def test_what_cannot_be_run_is_refused_before_anything_starts(tmp_path, capsys, words, message):
+def test_an_invalid_command_is_refused_before_any_process_starts(tmp_path, capsys, arguments, message):
     assert main(["flower", "new", "app"]) == 0
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "pyproject.toml").write_text("[project]\nname = 'other'\n")
-    assert main(["flower", "run", *words]) == 2
+    assert main(["flower", "run", *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
     assert not (tmp_path / "runs").exists()
 
 
-def test_settings_are_typed_as_flower_takes_them():
-    words = ('rounds=2 density=0.1 method="fed-avg"', "run-dir='/a b'", "data.path=/x", "weights=sqrt")
+def test_run_config_pairs_are_parsed_as_flower_parses_them():
+    arguments = ('rounds=2 density=0.1 algorithm.name="fed-avg"', "run-dir='/a b'", "data.path=/x", "client-weighting=sqrt")
     expected = {"rounds": 2, "density": 0.1, "algorithm.name": "fed-avg", "run-dir": "/a b", "data.path": "/x", "client-weighting": "sqrt"}
-    assert parse_pairs(words) == expected
+    assert parse_pairs(arguments) == expected
 
 
-def test_a_failed_run_goes_on_only_where_it_had_begun(tmp_path):
+def test_a_failed_run_is_resumed_only_if_it_had_started(tmp_path):
     assert resume_hint(Path("app"), tmp_path) == "start again with: fedsieve flower run app"
     (tmp_path / "config.toml").touch()
-    assert resume_hint(Path("app"), tmp_path) == f"go on with: fedsieve flower run app --resume {tmp_path}"
+    assert resume_hint(Path("app"), tmp_path) == f"resume with: fedsieve flower run app --resume {tmp_path}"
 
 
-def test_without_flower_the_command_says_what_to_install(monkeypatch, capsys, tmp_path):
+def test_without_flower_the_error_says_what_to_install(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("fedsieve.deployment.local_cluster.shutil.which", lambda *_, **__: None)
     assert main(["flower", "new", "app"]) == 0
     assert main(["flower", "run", "app"]) == 1
@@ -90,7 +89,7 @@ def test_without_flower_the_command_says_what_to_install(monkeypatch, capsys, tm
     assert not (tmp_path / "runs").exists()
 
 
-def test_without_ray_a_simulation_says_what_to_install(monkeypatch, capsys, tmp_path):
+def test_without_ray_the_error_of_a_simulation_says_what_to_install(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("fedsieve.cli.flower.find_spec", lambda name: None)
     assert main(["flower", "new", "app"]) == 0
     assert main(["flower", "run", "app", "--simulation"]) == 1
@@ -98,29 +97,29 @@ def test_without_ray_a_simulation_says_what_to_install(monkeypatch, capsys, tmp_
     assert not (tmp_path / "runs").exists()
 
 
-def added(page, name):
+def added_lines(page, name):
     """The lines that docs/deploy.md adds to a file of Flower's quickstart."""
     (block,) = re.findall(rf"`{name}`[^\n]*\n\n```diff\n(.*?)```", page, flags=re.DOTALL)
     return "".join(line[1:] + "\n" for line in block.splitlines() if line.startswith("+"))
 
 
-def test_the_changed_lines_in_the_docs_make_an_app_of_flowers_quickstart(tmp_path, monkeypatch):
+def test_the_lines_in_the_docs_adapt_the_quickstart_of_flower(tmp_path, monkeypatch):
     page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
     package = tmp_path / "pytorchexample"
     package.mkdir()
-    (package / "task.py").write_text(QUICKSTART + added(page, "task.py"))
+    (package / "task.py").write_text(QUICKSTART + added_lines(page, "task.py"))
     for name in ("client_app.py", "server_app.py"):
-        (package / name).write_text(added(page, name))
-    lines = [line for name in ("task.py", "client_app.py", "server_app.py") for line in added(page, name).splitlines() if line]
+        (package / name).write_text(added_lines(page, name))
+    lines = [line for name in ("task.py", "client_app.py", "server_app.py") for line in added_lines(page, name).splitlines() if line]
     assert len(lines) == 15
-    config = tomllib.loads(added(page, "pyproject.toml"))
+    config = flatten_config(tomllib.loads(added_lines(page, "pyproject.toml")))
     monkeypatch.syspath_prepend(str(tmp_path))
     client, server = import_module("pytorchexample.client_app"), import_module("pytorchexample.server_app")
     assert isinstance(client.app, ClientApp) and isinstance(server.app, ServerApp)
     context = SimpleNamespace(run_config=config, node_config={"partition-id": 1, "num-partitions": 3})
-    site = deployment_config(config, client.OBJECTIVE).client_engine(1, *client.load_rows(context))
-    assert site.data.num_examples(1) == 30 and site.data.x.shape[1:] == (3, 4, 4)
-    assert site.data.x[:, 0, 0, 0].tolist() == list(range(30)), "the same order every time"
+    data = deployment_config(config, client.OBJECTIVE).client_engine(1, *client.load_examples(context)).data
+    assert data.num_examples(1) == 30 and data.x.shape[1:] == (3, 4, 4)
+    assert data.x[:, 0, 0, 0].tolist() == list(range(30)), "the same order every time"
 
 
 QUICKSTART = """
@@ -135,18 +134,17 @@ class Net(nn.Sequential):
 
 
 def load_data(partition_id, num_partitions, batch_size):
-    rows = [{"img": torch.full((3, 4, 4), float(i)), "label": i % 10} for i in range(30)]
-    return DataLoader(rows, batch_size=batch_size, shuffle=True), None
+    examples = [{"img": torch.full((3, 4, 4), float(i)), "label": i % 10} for i in range(30)]
+    return DataLoader(examples, batch_size=batch_size, shuffle=True), None
 
 
 """
 
 
 @pytest.mark.long
-def test_the_command_runs_an_app_to_its_end_and_leaves_a_run_like_any_other(tmp_path, capfd):
+def test_the_command_runs_an_app_and_writes_a_run_directory(tmp_path, capfd):
     assert main(["flower", "new", "app"]) == 0
-    words = ["flower", "run", "app", "--nodes", "3", "--run-config", "rounds=2", "--json", "--out", "run"]
-    assert main(words) == 0
+    assert main(["flower", "run", "app", "--nodes", "3", "--run-config", "rounds=2", "--json", "--out", "run"]) == 0
     result = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert result["rounds"] == 2 and result["nonzero"] == 208 and result["accuracy"] > 0.5 and result["rejected"] == {}
     assert main(["flower", "run", "app", "--nodes", "3", "--simulation", "--run-config", "rounds=2", "--quiet", "--out", "simulated"]) == 0
@@ -157,12 +155,11 @@ def test_the_command_runs_an_app_to_its_end_and_leaves_a_run_like_any_other(tmp_
 
 
 @pytest.mark.long
-def test_a_run_that_fails_says_why_in_one_line_and_exits_1(tmp_path, capfd):
+def test_a_run_that_fails_reports_why_in_one_line_and_exits_1(tmp_path, capfd):
     assert main(["flower", "new", "app"]) == 0
     path = tmp_path / "app" / "app" / "task.py"
-    path.write_text(path.read_text().replace("x, y = generate_examples(seed=1, num_examples=2000)", "raise OSError('no rows here')"))
-    words = ["flower", "run", "app", "--simulation", "--run-config", "start-seconds=60", "--quiet"]
-    assert main(words) == 1
+    path.write_text(path.read_text().replace("x, y = generate_examples(seed=1, num_examples=2000)", "raise OSError('no examples here')"))
+    assert main(["flower", "run", "app", "--simulation", "--run-config", "start-seconds=60", "--quiet"]) == 1
     error = capfd.readouterr().err
-    assert "0 of 3 clients have a node after 60 s" in error and "no rows here" in error
+    assert "0 of 3 clients have a node after 60 s" in error and "no examples here" in error
     assert error.endswith("start again with: fedsieve flower run app\n")

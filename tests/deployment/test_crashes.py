@@ -1,4 +1,4 @@
-"""Real processes killed without warning: the server, the superlink, a node. Over TLS with node authentication, on one superlink."""
+"""Server, superlink and nodes are killed with SIGKILL. One superlink, TLS and node authentication."""
 
 import json
 import os
@@ -18,14 +18,14 @@ from helpers.flower import (
     REASONS,
     assert_faults_named,
     assert_parity,
-    batched,
-    complete,
+    build_deployment,
     faults_by_round,
-    finished,
-    led,
-    left,
-    plan_of,
-    secured,
+    read_server_output,
+    run_batched,
+    run_to_completion,
+    secure_cluster,
+    server_settings,
+    wait_for_run,
 )
 
 pytestmark = pytest.mark.long
@@ -33,23 +33,23 @@ ROUNDS = 4
 
 
 @pytest.fixture(scope="module")
-def federated(tmp_path_factory):
+def cluster_and_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kills")
-    with secured(folder) as made:
+    with secure_cluster(folder) as cluster:
         for client in range(CLIENTS):
-            made.start_node(client, CLIENTS, made.keys[client])
-        yield made, folder
+            cluster.start_node(client, CLIENTS, cluster.keys[client])
+        yield cluster, folder
 
 
-def submitted(made, folder, faults=None, **settings):
-    """A run of one method that goes on with those who reply."""
-    plans = {"flops-pa": {"rounds": ROUNDS, **settings}}
-    return made.submit(
-        APP, {"run-dir": str(folder), "test.plans": json.dumps(plans), "test.faults": json.dumps({"flops-pa": faults or {}})}
+def submit_run(cluster, folder, faults=None, **settings):
+    """Start a run of FLoPS-PA that continues without the clients that do not reply."""
+    algorithms = {"flops-pa": {"rounds": ROUNDS, **settings}}
+    return cluster.submit(
+        APP, {"run-dir": str(folder), "test.algorithms": json.dumps(algorithms), "test.faults": json.dumps({"flops-pa": faults or {}})}
     )
 
 
-def until(condition, seconds=300):
+def wait_until(condition, seconds=300):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -61,113 +61,113 @@ def rounds_done(folder):
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-def commands(made, word):
-    """Processes of the federation whose command holds a word."""
-    return [pid for pid in made.leftover_processes() if word in Path(f"/proc/{pid}/cmdline").read_text(errors="replace")]
+def find_processes(cluster, word):
+    """Process ids of the cluster whose command contains a word."""
+    return [pid for pid in cluster.leftover_processes() if word in Path(f"/proc/{pid}/cmdline").read_text(errors="replace")]
 
 
-def online(made):
-    nodes = parse_json(made.run_flwr("supernode", "list", CONNECTION, "--format", "json"))["nodes"]
+def num_online_nodes(cluster):
+    nodes = parse_json(cluster.run_flwr("supernode", "list", CONNECTION, "--format", "json"))["nodes"]
     return sum(node["status"] == "online" for node in nodes)
 
 
-def supervised(made, client):
-    """Start a node until it stays: the superlink refuses a registered key until the last node that had it is known to be gone."""
+def restart_node(cluster, client):
+    """Start a node until it stays: the superlink rejects a registered key until it notices that the previous node is gone."""
 
-    def stays():
-        log, process = made.logs / f"node-{client}.log", made.start_node(client, CLIENTS, made.keys[client])
+    def start_and_check():
+        log, process = cluster.logs / f"node-{client}.log", cluster.start_node(client, CLIENTS, cluster.keys[client])
         known = log.read_text(errors="replace").count("SuperNode ID")
-        until(lambda: process.poll() is not None or log.read_text(errors="replace").count("SuperNode ID") > known)
+        wait_until(lambda: process.poll() is not None or log.read_text(errors="replace").count("SuperNode ID") > known)
         return process.poll() is None
 
-    until(stays)
+    wait_until(start_and_check)
 
 
-def assert_whole(folder, tmp_path):
-    """As if nothing had happened: the model of the batched engine with all replies, one line a round."""
-    model, _, rows, _ = left(folder / "flops-pa")
-    assert model == batched(plan_of("flops-pa", ROUNDS), tmp_path / "packets.json")[0]
+def assert_undisturbed(folder, tmp_path):
+    """The run has the model of the batched engine with all replies, and one row of metrics per round."""
+    model, _, rows, _ = read_server_output(folder / "flops-pa")
+    assert model == run_batched(build_deployment("flops-pa", ROUNDS), tmp_path / "packets.json")[0]
     assert [row["round"] for row in rows] == list(range(1, ROUNDS + 1))
     assert all(row["replied"] == [0, 1, 2] for row in rows)
 
 
-def test_a_run_whose_server_was_killed_goes_on_to_the_same_bits(federated, tmp_path):
-    made, folder = federated
-    place = folder / "server"
-    run = submitted(made, place)
-    until(lambda: rounds_done(place) >= 2)
-    for pid in commands(made, "flwr-serverapp"):
+def test_a_run_whose_server_was_killed_resumes_to_the_same_bits(cluster_and_folder, tmp_path):
+    cluster, folder = cluster_and_folder
+    run_dir = folder / "server"
+    run = submit_run(cluster, run_dir)
+    wait_until(lambda: rounds_done(run_dir) >= 2)
+    for pid in find_processes(cluster, "flwr-serverapp"):
         os.kill(pid, signal.SIGKILL)
-    assert finished(made, run)[0] == "finished:failed"
-    assert rounds_done(place) < ROUNDS
-    run = submitted(made, place)
-    assert finished(made, run)[0] == COMPLETED, made.log_tail(f"server-{run}")
-    assert "rounds are done, going on" in (made.logs / f"server-{run}.log").read_text()
-    assert_whole(place, tmp_path)
+    assert wait_for_run(cluster, run)[0] == "finished:failed"
+    assert rounds_done(run_dir) < ROUNDS
+    run = submit_run(cluster, run_dir)
+    assert wait_for_run(cluster, run)[0] == COMPLETED, cluster.log_tail(f"server-{run}")
+    assert "rounds are done; resuming" in (cluster.logs / f"server-{run}.log").read_text()
+    assert_undisturbed(run_dir, tmp_path)
 
 
-def test_a_run_whose_superlink_was_killed_goes_on_to_the_same_bits(federated, tmp_path):
-    made, folder = federated
-    place = folder / "superlink"
-    submitted(made, place)
-    until(lambda: rounds_done(place) >= 1)
-    made.kill("superlink")
-    until(lambda: not commands(made, "flwr-serverapp"), 60)
-    assert rounds_done(place) < ROUNDS
-    made.start_superlink((*made.tls, "--enable-supernode-auth", "--database", str(folder / "superlink.db")))
-    until(lambda: online(made) == CLIENTS)
-    run = submitted(made, place)
-    assert finished(made, run)[0] == COMPLETED, made.log_tail(f"server-{run}")
-    assert_whole(place, tmp_path)
+def test_a_run_whose_superlink_was_killed_resumes_to_the_same_bits(cluster_and_folder, tmp_path):
+    cluster, folder = cluster_and_folder
+    run_dir = folder / "superlink"
+    submit_run(cluster, run_dir)
+    wait_until(lambda: rounds_done(run_dir) >= 1)
+    cluster.kill("superlink")
+    wait_until(lambda: not find_processes(cluster, "flwr-serverapp"), 60)
+    assert rounds_done(run_dir) < ROUNDS
+    cluster.start_superlink((*cluster.tls, "--enable-supernode-auth", "--database", str(folder / "superlink.db")))
+    wait_until(lambda: num_online_nodes(cluster) == CLIENTS)
+    run = submit_run(cluster, run_dir)
+    assert wait_for_run(cluster, run)[0] == COMPLETED, cluster.log_tail(f"server-{run}")
+    assert_undisturbed(run_dir, tmp_path)
 
 
-def test_a_run_goes_on_without_a_killed_node_names_it_and_takes_it_back(federated):
-    made, folder = federated
-    place = folder / "node"
-    slow = {"2": {"1": "slow"}, "3": {"0": "slow"}}  # time to kill it, and time for it to come back
-    run = submitted(made, place, slow, **{"round-seconds": 120.0})
-    log = made.logs / "node-1.log"
+def test_a_run_continues_without_a_killed_node_until_it_returns(cluster_and_folder):
+    cluster, folder = cluster_and_folder
+    run_dir = folder / "node"
+    slow = {"2": {"1": "slow"}, "3": {"0": "slow"}}  # time to kill it, and time for it to return
+    run = submit_run(cluster, run_dir, slow, **{"round-seconds": 120.0})
+    log = cluster.logs / "node-1.log"
     before = log.read_text(errors="replace").count("ROUND 2]")
-    until(lambda: rounds_done(place) == 1)
-    until(lambda: log.read_text(errors="replace").count("ROUND 2]") > before)
-    made.kill("node-1")
-    supervised(made, 1)
-    assert finished(made, run)[0] == COMPLETED, made.log_tail(f"server-{run}")
-    _, _, rows, result = left(place / "flops-pa")
+    wait_until(lambda: rounds_done(run_dir) == 1)
+    wait_until(lambda: log.read_text(errors="replace").count("ROUND 2]") > before)
+    cluster.kill("node-1")
+    restart_node(cluster, 1)
+    assert wait_for_run(cluster, run)[0] == COMPLETED, cluster.log_tail(f"server-{run}")
+    _, _, rows, result = read_server_output(run_dir / "flops-pa")
     assert [rows[i]["replied"] for i in (0, 1, 3)] == [[0, 1, 2], [0, 2], [0, 1, 2]]
     ((client, reason),) = rows[1]["rejected"]
-    assert client == 1 and reason in FLOWER_ERRORS.values()  # it went away; where it is back before that is seen, it did not answer
+    assert client == 1 and reason in FLOWER_ERRORS.values()  # Flower may notice its return before its absence
     assert result["rejected"].keys() == {"1"}
 
 
-def test_every_bad_reply_of_a_real_node_is_named_and_none_is_averaged(federated, tmp_path):
-    made, folder = federated
+def test_every_bad_reply_of_a_node_is_reported_and_not_aggregated(cluster_and_folder, tmp_path):
+    cluster, folder = cluster_and_folder
     faults = faults_by_round(list(REASONS))
-    complete(made, led(folder / "faulty", {"flops-pa": len(faults)}, {"flops-pa": faults}))
+    run_to_completion(cluster, server_settings(folder / "faulty", {"flops-pa": len(faults)}, {"flops-pa": faults}))
     assert_faults_named(assert_parity(folder / "faulty" / "flops-pa", "flops-pa", len(faults), tmp_path), faults)
 
 
-def test_the_default_method_and_the_averages_pass_the_packets_of_the_batched_engine(federated, tmp_path):
-    made, folder = federated
-    methods = dict.fromkeys(("sieve", "fed-iter-ht", "fed-avg"), 2)
-    complete(made, led(folder / "methods", methods, {}))
-    for method, rounds in methods.items():
-        rows = assert_parity(folder / "methods" / method, method, rounds, tmp_path)
+def test_other_algorithms_have_packets_and_model_of_the_batched_engine(cluster_and_folder, tmp_path):
+    cluster, folder = cluster_and_folder
+    rounds_by_algorithm = dict.fromkeys(("sieve", "fed-iter-ht", "fed-avg"), 2)
+    run_to_completion(cluster, server_settings(folder / "algorithms", rounds_by_algorithm, {}))
+    for algorithm, rounds in rounds_by_algorithm.items():
+        rows = assert_parity(folder / "algorithms" / algorithm, algorithm, rounds, tmp_path)
         assert all(row["replied"] == [0, 1, 2] for row in rows)
 
 
-def test_a_node_with_no_key_at_all_is_refused(federated):
-    made, folder = federated
-    node = made.start_node(0, CLIENTS, (*made.keys[0][:2], "--isolation", "process"), name="without a key")
-    until(lambda: node.poll() is not None, 60)
+def test_a_node_without_a_key_is_rejected(cluster_and_folder):
+    cluster, folder = cluster_and_folder
+    node = cluster.start_node(0, CLIENTS, (*cluster.keys[0][:2], "--isolation", "process"), name="without a key")
+    wait_until(lambda: node.poll() is not None, 60)
     assert "must be registered" in (folder / "logs" / "without a key.log").read_text()
 
 
-def test_a_round_that_stays_below_the_quorum_fails_the_run_with_the_reasons(federated):
-    made, folder = federated
+def test_a_round_below_the_quorum_fails_the_run_with_the_reasons(cluster_and_folder):
+    cluster, folder = cluster_and_folder
     faults = {"1": {"0": "raises", "1": "raises"}}
-    run = submitted(made, folder / "quorum", faults, quorum=0.9)
-    assert finished(made, run)[0] == "finished:failed"
-    log = (made.logs / f"server-{run}.log").read_text()
+    run = submit_run(cluster, folder / "quorum", faults, quorum=0.9)
+    assert wait_for_run(cluster, run)[0] == "finished:failed"
+    log = (cluster.logs / f"server-{run}.log").read_text()
     assert "1 of 3 clients gave a good reply in 2 tries, 3 are needed" in log and "the disk is on fire" in log
     assert rounds_done(folder / "quorum") == 0

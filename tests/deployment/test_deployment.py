@@ -1,42 +1,54 @@
-"""Real processes on loopback: a superlink and three nodes, over TLS with node authentication."""
+"""A superlink and three nodes as processes on loopback, over TLS with node authentication."""
 
 import pytest
 
-from helpers.flower import CLIENTS, assert_faults_named, assert_parity, complete, faults_by_round, led, node_key, once, secured
+from helpers.flower import (
+    CLIENTS,
+    assert_faults_named,
+    assert_parity,
+    faults_by_round,
+    node_key,
+    run_once_across_workers,
+    run_to_completion,
+    secure_cluster,
+    server_settings,
+)
 
-METHODS = {"flops-pa": 2, "fed-iter-ht": 1, "fed-avg": 1}
-"""Rounds are few: every message starts a process that imports flwr and torch."""
+ROUNDS = {"flops-pa": 2, "fed-iter-ht": 1, "fed-avg": 1}
+"""Rounds per algorithm; few, because every message starts a process that imports flwr and torch."""
 FAULTY, FAULTS = "flops-pa", faults_by_round(["raises", "not a number"], first=2)
 
 
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory):
-    """One run of the three methods, bad replies in the last round of one; beside its nodes others that must be refused."""
-    return once(tmp_path_factory, "deployed", deploy)
+    """One run of three algorithms with bad replies in the last round of one, and two nodes that must be rejected."""
+    return run_once_across_workers(tmp_path_factory, "deployed", deploy)
 
 
 def deploy(folder):
-    with secured(folder) as made:
+    with secure_cluster(folder) as cluster:
         for client in range(CLIENTS):
-            made.start_node(client, CLIENTS, made.keys[client])
-        private, _ = node_key(folder, "stranger")
-        alone = ("--isolation", "process")  # what is refused needs nothing to start clients with
-        made.start_node(0, CLIENTS, (*made.keys[0][:2], "--auth-supernode-private-key", str(private), *alone), name="unregistered")
-        made.start_node(0, CLIENTS, ("--insecure", *alone), name="plaintext")
-        complete(made, led(folder, METHODS, {FAULTY: FAULTS}))
+            cluster.start_node(client, CLIENTS, cluster.keys[client])
+        private, _ = node_key(folder, "unregistered")
+        isolation = ("--isolation", "process")  # a node that is rejected starts no clients
+        cluster.start_node(
+            0, CLIENTS, (*cluster.keys[0][:2], "--auth-supernode-private-key", str(private), *isolation), name="unregistered"
+        )
+        cluster.start_node(0, CLIENTS, ("--insecure", *isolation), name="plaintext")
+        run_to_completion(cluster, server_settings(folder, ROUNDS, {FAULTY: FAULTS}))
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_deployment_passes_the_packets_of_the_batched_engine_and_ends_with_its_bits(deployed, tmp_path, method):
-    assert_parity(deployed / method, method, METHODS[method], tmp_path)
+@pytest.mark.parametrize("algorithm", ROUNDS)
+def test_a_deployment_has_packets_and_model_of_the_batched_engine(deployed, tmp_path, algorithm):
+    assert_parity(deployed / algorithm, algorithm, ROUNDS[algorithm], tmp_path)
 
 
-def test_a_deployment_goes_on_without_clients_that_raise_or_send_no_numbers(deployed, tmp_path):
-    assert_faults_named(assert_parity(deployed / FAULTY, FAULTY, METHODS[FAULTY], tmp_path), FAULTS)
+def test_a_deployment_continues_without_faulty_clients(deployed, tmp_path):
+    assert_faults_named(assert_parity(deployed / FAULTY, FAULTY, ROUNDS[FAULTY], tmp_path), FAULTS)
 
 
-@pytest.mark.parametrize(("name", "said"), [("unregistered", "Failed to activate"), ("plaintext", "Connection attempt failed")])
-def test_a_node_without_its_registered_key_or_without_tls_is_refused(deployed, name, said):
+@pytest.mark.parametrize(("name", "message"), [("unregistered", "Failed to activate"), ("plaintext", "Connection attempt failed")])
+def test_a_node_without_registered_key_or_tls_is_rejected(deployed, name, message):
     log = (deployed / "logs" / f"{name}.log").read_text()
-    assert said in log and "SuperNode ID" not in log
+    assert message in log and "SuperNode ID" not in log
     assert (deployed / "logs" / "superlink.log").read_text().count("Activated node_id") == CLIENTS

@@ -1,1 +1,1 @@
-"""Runs over Flower."""
+"""Deployments over Flower."""

@@ -1,6 +1,7 @@
-"""The exchange over Flower's grid: our rounds, our cohorts, our packets; Flower carries them. The only file that imports flwr.
+"""The exchange over Flower's grid. The only file that imports flwr.
 
-A message down is a packet and the clock, a reply is a packet, who answers and n_k. Both packets are typed byte arrays.
+A broadcast contains a packet and the clock. A reply contains a packet, the client's number and its number of examples n_k. fedsieve
+chooses the cohorts and encodes the packets; Flower only transports them, as typed byte arrays.
 """
 
 import os
@@ -19,30 +20,30 @@ from flwr.serverapp import Grid, ServerApp
 from fedsieve import wire
 from fedsieve.core.packets import Packet
 from fedsieve.core.types import Clock, ExchangeResult, Reply, Traffic
-from fedsieve.deployment.plan import DeploymentConfig
+from fedsieve.deployment.config import DeploymentConfig
 from fedsieve.runtime.loop import LoopEngine, measure_traffic
 
 PACKET_TYPE = "fedsieve.packet.v1"
 TRAIN_MESSAGE, ANNOUNCE_MESSAGE = "train", "query.announce"
 FLOWER_ERRORS = {
-    ErrorCode.MESSAGE_UNAVAILABLE: "it did not answer in time",
-    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "its answer came too late",
-    ErrorCode.NODE_UNAVAILABLE: "its node went away",
+    ErrorCode.MESSAGE_UNAVAILABLE: "it did not reply in time",
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "its reply came too late",
+    ErrorCode.NODE_UNAVAILABLE: "its node is offline",
 }
-"""What Flower answers in the place of a node that does not."""
+"""Errors that Flower returns for a node without a reply, and how we report them."""
 POLL_SECONDS = 0.25
-"""Seconds between two looks for replies."""
+"""Seconds between two requests for replies."""
 
 
 class QuorumError(RuntimeError):
-    """Too few clients answered, again and again; what there is up to that round is kept."""
+    """Too few clients replied after all retries. Rounds before this one are stored."""
 
 
-# What a client does
+# Client
 
 
 def make_client_app(client_engine_for: Callable[[Context], LoopEngine]) -> ClientApp:
-    """A Flower client over `site_for(context)`, which is `plan.site(partition id, x, y)` with this node's own rows."""
+    """Return Flower's client app; `client_engine_for(context)` is `DeploymentConfig.client_engine(partition id, x, y)` of this node."""
     app = ClientApp()
 
     @app.query("announce")
@@ -52,136 +53,146 @@ def make_client_app(client_engine_for: Callable[[Context], LoopEngine]) -> Clien
 
     @app.train()
     def train_and_reply(message: Message, context: Context) -> Message:
-        client, site = partition_id(context), client_engine_for(context)
+        client, engine = partition_id(context), client_engine_for(context)
         clock = Clock(**{name: int(message.content["clock"][name]) for name in Clock._fields})
-        reply = site.run_client(clock, message.content["packet"]["packet"].data, client)
-        return Message(RecordDict({"packet": to_array_record(reply.to_bytes()), "reply": client_record(site, client)}), reply_to=message)
+        reply = engine.run_client(clock, message.content["packet"]["packet"].data, client)
+        return Message(RecordDict({"packet": to_array_record(reply.to_bytes()), "reply": client_record(engine, client)}), reply_to=message)
 
     return app
 
 
 def partition_id(context: Context) -> int:
-    """The number of the client this node serves: Flower's simulation sets it, in a deployment whoever starts the node."""
+    """Return the number of the client this node serves. Flower's simulation sets it; in a deployment, the command that starts the node."""
     client = context.node_config.get("partition-id")
     if type(client) is not int:
         raise ValueError(
-            f"the node must say which client it serves; start it with --node-config 'partition-id=0 num-partitions=3'; "
-            f"its partition-id is {client!r}"
+            f"partition-id must be a whole number, the client that the node serves; got {client!r}; "
+            f"start the node with --node-config 'partition-id=0 num-partitions=3'"
         )
     return client
 
 
 def client_record(engine: LoopEngine, client: int) -> ConfigRecord:
-    """Who answers, with how many rows of what shape."""
+    """Return the client's number, its number of examples and the shape of one example."""
     return ConfigRecord({"client": client, "examples": engine.data.num_examples(client), "row": list(engine.data.x.shape[1:])})
 
 
 def to_array_record(data: bytes) -> ArrayRecord:
-    """A packet's bytes as Flower carries them."""
+    """Wrap a packet's bytes in Flower's record."""
     return ArrayRecord({"packet": Array(dtype="uint8", shape=(len(data),), stype=PACKET_TYPE, data=data)})
 
 
-# What the server does
+# Server
 
 
 def make_server_app(
     deployment_for: Callable[[Context], DeploymentConfig], run_server: Callable[[DeploymentConfig, "FlowerExchange"], None]
 ) -> ServerApp:
-    """A Flower server that leads `plan_for(context)` over the grid; `lead` trains and keeps what comes of it."""
+    """Return Flower's server app, which calls `run_server` with `deployment_for(context)` and an exchange over the grid."""
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        plan = deployment_for(context)
-        run_server(plan, FlowerExchange(plan, grid))
+        deployment = deployment_for(context)
+        run_server(deployment, FlowerExchange(deployment, grid))
 
     return app
 
 
 class FlowerExchange:
-    """An exchange with the clients behind a grid. It goes on with those who answer; below the quorum it asks the others again."""
+    """An exchange with the clients of a grid. It continues with the clients that reply; below the quorum it asks the others again."""
 
     def __init__(self, deployment: DeploymentConfig, grid: Grid) -> None:
         self.deployment = deployment
         self.grid = grid
         self.directory = NodeDirectory(grid)
         self.flower_overhead_down = self.flower_overhead_up = 0
-        """bytes of Flower's own around the packets, so far"""
+        """bytes that Flower added to the packets so far"""
 
     def wait_for_clients(self) -> list[int]:
-        """Wait for all clients, at most `start_seconds`; those who may be asked, once there are enough for the quorum."""
-        plan, everyone = self.deployment, range(self.deployment.clients)
-        missing = self.directory.wait_for(everyone, plan.clients, plan.start_seconds)
-        if plan.clients - len(missing) < plan.min_replies(plan.clients):
+        """Wait at most `start_seconds` for all clients, at least for a quorum; return those that may be sampled.
+
+        A client that announced no examples is never sampled.
+        """
+        num_clients, seconds = self.deployment.clients, self.deployment.start_seconds
+        missing = self.directory.wait_for(range(num_clients), num_clients, seconds)
+        needed = self.deployment.min_replies(num_clients)
+        if num_clients - len(missing) < needed:
             raise QuorumError(
-                f"{plan.clients - len(missing)} of {plan.clients} clients have a node after {plan.start_seconds:g} s, "
-                f"{plan.min_replies(plan.clients)} are needed; start nodes with partition-id {', '.join(map(str, missing))}"
-                f"{self.directory.errors()}"
+                f"{num_clients - len(missing)} of {num_clients} clients have a node after {seconds:g} s, {needed} are needed; "
+                f"start nodes with partition-id {', '.join(map(str, missing))}{self.directory.errors()}"
             )
-        return [client for client in everyone if self.directory.num_examples.get(client) != 0]
+        return [client for client in range(num_clients) if self.directory.num_examples.get(client) != 0]
 
     def __call__(self, clock: Clock, packet: Packet, clients: Sequence[int]) -> ExchangeResult:
-        """Send, wait, collect; ask again those without a good reply while they are too many."""
+        """Send the packet and collect the replies; below the quorum, ask the clients without a valid reply again."""
         needed = self.deployment.min_replies(len(clients))
-        came = ExchangeResult([], [], Traffic(), Traffic())
+        result = ExchangeResult([], [], Traffic(), Traffic())
         for _ in range(1 + self.deployment.retries):
-            answered = {reply.client for reply in came.replies}
-            more = self._send(clock, packet, [client for client in clients if client not in answered], needed - len(answered))
-            replies = sorted([*came.replies, *more.replies], key=lambda reply: reply.client)  # sums run in this order everywhere
-            came = ExchangeResult(replies, came.rejected + more.rejected, came.downlink.plus(more.downlink), came.uplink.plus(more.uplink))
-            if len(replies) >= needed:
-                return came
-        reasons = "; ".join(f"client {client}: {reason}" for client, reason in more.rejected)
+            replied = {reply.client for reply in result.replies}
+            attempt = self._send(clock, packet, [client for client in clients if client not in replied], needed - len(replied))
+            result = ExchangeResult(
+                sorted([*result.replies, *attempt.replies], key=lambda reply: reply.client),  # every engine sums in this order
+                result.rejected + attempt.rejected,
+                result.downlink.plus(attempt.downlink),
+                result.uplink.plus(attempt.uplink),
+            )
+            if len(result.replies) >= needed:
+                return result
+        replied = {reply.client for reply in result.replies}
+        reasons = "; ".join(f"client {client}: {reason}" for client, reason in dict(result.rejected).items() if client not in replied)
         raise QuorumError(
-            f"round {clock.round + 1}: {len(came.replies)} of {len(clients)} clients gave a good reply in {1 + self.deployment.retries} tries, "
-            f"{needed} are needed ({reasons}){self.directory.errors()}"
+            f"round {clock.round + 1}: {len(result.replies)} of {len(clients)} clients sent a valid reply in "
+            f"{1 + self.deployment.retries} tries, {needed} are needed ({reasons}){self.directory.errors()}"
         )
 
     def _send(self, clock: Clock, packet: Packet, clients: Sequence[int], min_replies: int) -> ExchangeResult:
-        """One try, within `round_seconds`."""
-        plan, began, half = self.deployment, time.monotonic(), self.deployment.round_seconds / 2
+        """Exchange once, within `round_seconds`: up to half of it to wait for nodes, the rest for their replies."""
+        start, half = time.monotonic(), self.deployment.round_seconds / 2
         self.directory.wait_for(clients, min_replies, half)
-        left = max(2 * half - (time.monotonic() - began), half)
-        address = plan.message_id(clock)
-        encoded = wire.encode(packet, address)
-        support = plan.resolve_seed(packet, clock).support
+        timeout = max(2 * half - (time.monotonic() - start), half)
+        message_id = self.deployment.message_id(clock)
+        encoded = wire.encode(packet, message_id)
+        support = self.deployment.resolve_seed(packet, clock).support
         content = {"packet": to_array_record(encoded.to_bytes()), "clock": ConfigRecord(clock._asdict())}
         messages = {
-            client: Message(RecordDict(dict(content)), node, TRAIN_MESSAGE, ttl=left, group_id=str(clock.round + 1))
+            client: Message(RecordDict(dict(content)), node, TRAIN_MESSAGE, ttl=timeout, group_id=str(clock.round + 1))
             for client in clients
             if (node := self.directory.node_of(client)) is not None
         }
-        came = send_and_receive(self.grid, messages, left)
+        received = send_and_receive(self.grid, messages, timeout)
         down, up = measure_traffic(encoded).times(len(messages)), Traffic()
         self.flower_overhead_down += sum(map(serialized_size, messages.values())) - down.total
         replies, rejected = [], []
-        self.flower_overhead_up += sum(serialized_size(reply) - len(packet_bytes(reply)) for reply in came.values() if reply.has_content())
+        self.flower_overhead_up += sum(
+            serialized_size(reply) - len(packet_bytes(reply)) for reply in received.values() if reply.has_content()
+        )
         for client in clients:
-            data = packet_bytes(came[client]) if client in came else b""
+            data = packet_bytes(received[client]) if client in received else b""
             try:
-                examples = self._num_examples(client, messages, came)
+                num_examples = self._num_examples(client, messages, received)
                 self._check_size(data)
-                reply = wire.decode(data, address, plan.objective.layout.size, support)
-                replies.append(Reply(client, reply, examples))
-                up = up.plus(measure_traffic(wire.encode(reply, address, support)))
-            except wire.PacketError as problem:
-                rejected.append((client, str(problem)))
-                up = up.plus(Traffic(total=len(data), header=len(data)))  # what is refused has no parts
+                reply = wire.decode(data, message_id, self.deployment.objective.layout.size, support)
+                replies.append(Reply(client, reply, num_examples))
+                up = up.plus(measure_traffic(wire.encode(reply, message_id, support)))
+            except wire.PacketError as error:
+                rejected.append((client, str(error)))
+                up = up.plus(Traffic(total=len(data), header=len(data)))  # a rejected reply is counted as a whole
         return ExchangeResult(replies, rejected, down, up)
 
     def _num_examples(self, client: int, messages: Mapping[int, Message], replies: Mapping[int, Message]) -> int:
-        """A client's n_k, if it replied for itself."""
+        """Return a client's n_k, or raise PacketError if it did not reply for itself."""
         if client not in messages:
             raise wire.PacketError("no node serves it")
         if client not in replies:
             raise wire.PacketError(f"no reply within {self.deployment.round_seconds:g} s")
-        who, examples = parse_reply(replies[client])
-        if who != client:
-            raise wire.PacketError(f"its node answers for client {who}")
-        return examples
+        sender, num_examples = parse_reply(replies[client])
+        if sender != client:
+            raise wire.PacketError(f"its node replied for client {sender}")
+        return num_examples
 
     def _check_size(self, data: bytes) -> None:
-        """Refuse bytes that no reply of this model can be, before anything reads them."""
+        """Reject bytes that no reply of this model can have, before they are parsed."""
         if not data:
             raise wire.PacketError(f"no packet: its reply has no {PACKET_TYPE} array")
         if len(data) > (limit := wire.max_packet_size(self.deployment.objective.layout.size, self.deployment.algorithm.all_reply_fields)):
@@ -189,12 +200,12 @@ class FlowerExchange:
 
 
 class NodeDirectory:
-    """Which node serves which client. A node says so in its first message, and again when it comes back under another id."""
+    """Which node serves which client. A node announces its client when it is asked; a node that returns has a new id."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
         self.num_examples: dict[int, int] = {}
-        """n_k by client, as announced"""
+        """announced n_k of each client"""
         self._example_shapes: dict[int, tuple[int, ...]] = {}
         self._nodes: dict[int, int] = {}
         self._online: set[int] = set()
@@ -202,66 +213,69 @@ class NodeDirectory:
 
     @property
     def example_shape(self) -> tuple[int, ...]:
-        """The shape of one row that most clients announced."""
+        """The shape of one example that most clients announced."""
         return Counter(self._example_shapes.values()).most_common(1)[0][0]
 
     def node_of(self, client: int) -> int | None:
-        """The node of a client, if it is there."""
+        """Return the node of a client, or None if it is offline."""
         node = self._nodes.get(client)
         return node if node in self._online else None
 
     def wait_for(self, clients: Sequence[int], min_clients: int, timeout_seconds: float) -> list[int]:
-        """Look until `needed` of the clients have a node, or the time is up; those without one. Nodes never seen are asked in any case."""
+        """Wait until `min_clients` of the clients have a node, or the time is up; return the clients without one.
+
+        Unknown nodes are asked at least once, even if there are enough clients. A node that failed is asked once more per call.
+        """
         deadline = time.monotonic() + timeout_seconds
-        asked_again = False
+        failed_nodes_asked = False
         while True:
             self._online = set(self.grid.get_node_ids())
-            left = deadline - time.monotonic()
-            strangers = self._online - set(self._nodes.values())
+            seconds_left = deadline - time.monotonic()
+            unknown_nodes = self._online - set(self._nodes.values())
             enough = sum(self.node_of(client) is not None for client in clients) >= min_clients
-            if enough or asked_again:
-                strangers -= self._node_errors.keys()
-            asked_again |= not enough
-            if left > 0:  # a message lives for some time, or Flower refuses it
-                self._query(sorted(strangers), left)
+            if enough or failed_nodes_asked:
+                unknown_nodes -= self._node_errors.keys()
+            failed_nodes_asked |= not enough
+            if seconds_left > 0:  # Flower rejects a message without time to live
+                self._query(sorted(unknown_nodes), seconds_left)
             missing = [client for client in clients if self.node_of(client) is None]
             if len(clients) - len(missing) >= min_clients or time.monotonic() > deadline:
                 return missing
             time.sleep(POLL_SECONDS)
 
     def errors(self) -> str:
-        """What nodes answered that serve nobody."""
+        """Describe the online nodes that serve no client, for an error message."""
         return "".join(f"; node {node}: {reason}" for node, reason in self._node_errors.items() if node in self._online)
 
     def _query(self, nodes: Sequence[int], timeout_seconds: float) -> None:
-        """Ask nodes whom they serve."""
+        """Ask nodes which client they serve."""
         replies = send_and_receive(
             self.grid, {node: Message(RecordDict({}), node, ANNOUNCE_MESSAGE, ttl=timeout_seconds) for node in nodes}, timeout_seconds
         )
         for node in nodes:
             try:
                 if node not in replies:
-                    raise wire.PacketError("it does not say which client it serves")
-                client, examples = parse_reply(replies[node])
-                row = parse_shape(replies[node])
-            except wire.PacketError as problem:
-                self._node_errors[node] = str(problem)
+                    raise wire.PacketError("it did not announce which client it serves")
+                client, num_examples = parse_reply(replies[node])
+                example_shape = parse_shape(replies[node])
+            except wire.PacketError as error:
+                self._node_errors[node] = str(error)
                 continue
             if client in self._nodes:
                 self._node_errors[self._nodes[client]] = f"client {client} is now served by node {node}"
             self._node_errors.pop(node, None)
-            self._nodes[client], self.num_examples[client], self._example_shapes[client] = node, examples, row
+            self._nodes[client], self.num_examples[client], self._example_shapes[client] = node, num_examples, example_shape
 
 
 def packet_bytes(reply: Message) -> bytes:
-    """The packet in a reply, nothing where it holds none."""
+    """Return the packet in a reply, empty if there is none."""
     record = reply.content.get("packet") if reply.has_content() else None
     array = record.get("packet") if isinstance(record, ArrayRecord) else None
     return b"" if array is None or (array.stype, array.dtype) != (PACKET_TYPE, "uint8") else array.data
 
 
 def parse_reply(reply: Message) -> tuple[int, int]:
-    """The client a node answers for, and its n_k."""
+    """Return the client that sent a reply, and its n_k."""
     if reply.has_error() and reply.error.code in FLOWER_ERRORS:
         raise wire.PacketError(FLOWER_ERRORS[reply.error.code])
     if reply.has_error():
@@ -269,29 +283,29 @@ def parse_reply(reply: Message) -> tuple[int, int]:
     record = reply.content.get("reply")
     numbers = [record.get(name) if isinstance(record, ConfigRecord) else None for name in ("client", "examples")]
     if not all(type(number) is int and number >= 0 for number in numbers):
-        raise wire.PacketError("its reply does not say which client answers with how many rows")
+        raise wire.PacketError("its reply lacks the client's number or its number of examples")
     return numbers[0], numbers[1]
 
 
 def parse_shape(reply: Message) -> tuple[int, ...]:
-    """The shape of a node's rows."""
-    row = reply.content["reply"].get("row")
-    if not isinstance(row, list) or not all(type(number) is int and number > 0 for number in row):
-        raise wire.PacketError("its reply does not say which shape its rows have")
-    return tuple(row)
+    """Return the shape of one example of a node."""
+    shape = reply.content["reply"].get("row")
+    if not isinstance(shape, list) or not all(type(length) is int and length > 0 for length in shape):
+        raise wire.PacketError("its reply lacks the shape of its examples")
+    return tuple(shape)
 
 
 def send_and_receive(grid: Grid, messages: Mapping[int, Message], timeout_seconds: float) -> dict[int, Message]:
-    """Send all, wait at most so long, and give the replies by the names of what they answer."""
+    """Send all messages and return the replies that arrive in time, by the keys of their messages."""
     if not messages:
         return {}
-    taken = set(grid.push_messages(list(messages.values())))
+    accepted = set(grid.push_messages(list(messages.values())))
     deadline = time.monotonic() + timeout_seconds
-    waiting = {name: message.metadata.message_id for name, message in messages.items() if message.metadata.message_id in taken}
+    waiting = {name: message.metadata.message_id for name, message in messages.items() if message.metadata.message_id in accepted}
     replies: dict[int, Message] = {}
     while True:
         for name, identifier in list(waiting.items()):
-            for reply in grid.pull_messages([identifier]):  # one by one: a reply that cannot be unpacked harms no other
+            for reply in grid.pull_messages([identifier]):  # one by one, so that a reply that Flower cannot unpack does not lose the others
                 replies[name] = reply
                 del waiting[name]
         if not waiting or time.monotonic() > deadline:
@@ -300,5 +314,5 @@ def send_and_receive(grid: Grid, messages: Mapping[int, Message], timeout_second
 
 
 def serialized_size(part: Any) -> int:
-    """Bytes of a message as Flower stores and sends it, object by object; HTTP and TLS come on top."""
+    """Return the bytes of a message as Flower serializes it, without HTTP and TLS."""
     return len(part.deflate()) + sum(serialized_size(child) for child in (part.children or {}).values())

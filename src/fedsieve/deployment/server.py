@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedsieve.deployment.flower import FlowerExchange, QuorumError
-from fedsieve.deployment.plan import DeploymentConfig
+from fedsieve.deployment.config import DeploymentConfig
 from fedsieve.experiments.run_info import layout_info
 from fedsieve.experiments.training import MeasuredRound, RunState, compute_gate_histogram, traffic_columns
 from fedsieve.models.sparse_model import ModelMetadata, SparseModel, to_safetensors
@@ -43,7 +43,7 @@ def run_server(deployment: DeploymentConfig, exchange: FlowerExchange) -> None:
         for text in damaged:
             log(f"passed over checkpoint {text}; an older one is used")
         if done.state.num_rounds_done:
-            log(f"{done.state.num_rounds_done} of {deployment.rounds} rounds are done, going on")
+            log(f"{done.state.num_rounds_done} of {deployment.rounds} rounds are done; resuming")
         if done.state.num_rounds_done == deployment.rounds and (folder / run_directory.RESULT).exists():
             log("nothing is left to do")
             return
@@ -107,10 +107,9 @@ def evaluate_model(deployment: DeploymentConfig, parameters: Tensor) -> dict[str
 
 
 def log_round(deployment: DeploymentConfig, round_result: RoundResult) -> None:
-    """One line a round."""
-    log(
-        f"round {round_result.round + 1} of {deployment.rounds}: {len(round_result.replied)} of {len(round_result.cohort)} clients replied{rejections(round_result)}"
-    )
+    """Log one line for a round."""
+    replied = f"{len(round_result.replied)} of {len(round_result.cohort)} clients replied"
+    log(f"round {round_result.round + 1} of {deployment.rounds}: {replied}{rejections(round_result)}")
 
 
 def rejections(round_result: RoundResult) -> str:
@@ -130,7 +129,7 @@ def summarize_run(deployment: DeploymentConfig, rows: list[dict[str, Any]], para
     totals = {name: sum(row[name] for row in rows) for name in rows[-1] if name.startswith(("bytes_", "flower_overhead_"))}
     clients = sorted(client for row in rows for client, _ in row["rejected"])
     return {
-        "algorithm": deployment.settings.get("algorithm", "sieve"),
+        "algorithm": deployment.algorithm_name,
         "seed": deployment.seed,
         "rounds": len(rows),
         "size": gated.numel(),
@@ -158,9 +157,7 @@ def model_of(plan: DeploymentConfig, theta: Tensor, row: tuple[int, ...]) -> Spa
         values=flat[np.flatnonzero(flat)],
         tensor_shapes={name: tuple(shape) for name, (_, shape) in objective.slices.items()},
         num_ungated=objective.layout.num_ungated,
-        metadata=ModelMetadata(
-            task="file", algorithm=plan.settings.get("algorithm", "sieve"), loss=loss, input_shape=row, classes=classes, factory=build
-        ),
+        metadata=ModelMetadata(task="file", algorithm=plan.algorithm_name, loss=loss, input_shape=row, classes=classes, factory=build),
     )
 
 

@@ -1,30 +1,33 @@
-"""A client that serves several methods, and misbehaves where the test says so."""
+"""A client that serves several algorithms, and misbehaves in the rounds that the test names."""
 
 import json
 
 from fedsieve.deployment.flower import make_client_app
-from trial.faults import Faulty
-from trial.task import plans, rows
+from trial.faults import FaultyEngine
+from trial.task import deployments, load_examples
 
 
-class Several:
-    """A site for each method; the fingerprint in a packet says whose it is."""
+class EngineByFingerprint:
+    """One engine per algorithm; the fingerprint in a packet names the engine."""
 
-    def __init__(self, sites):
-        self.sites = sites
-        self.rows = next(iter(sites.values())).rows
+    def __init__(self, engines):
+        self.engines = engines
+        self.data = next(iter(engines.values())).data
 
-    def visit(self, clock, message, client):
-        return self.sites[int.from_bytes(message[4:8], "little")].visit(clock, message, client)
+    def run_client(self, clock, message, client):
+        return self.engines[int.from_bytes(message[4:8], "little")].run_client(clock, message, client)
 
 
-def site_for(context):
+def client_engine_for(context):
     client = context.node_config["partition-id"]
     faults = json.loads(context.run_config["test.faults"])
-    each = {
-        plan.fingerprint: (plan.client_engine(client, *rows(client)), faults.get(method, {})) for method, plan in plans(context.run_config)
-    }
-    return Several({fingerprint: Faulty(site, bad) for fingerprint, (site, bad) in each.items()})
+    examples = load_examples(client)
+    return EngineByFingerprint(
+        {
+            deployment.fingerprint: FaultyEngine(deployment.client_engine(client, *examples), faults.get(name, {}))
+            for name, deployment in deployments(context.run_config)
+        }
+    )
 
 
-app = make_client_app(site_for)
+app = make_client_app(client_engine_for)

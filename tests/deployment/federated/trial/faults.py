@@ -1,4 +1,4 @@
-"""Everything a client can do wrong, by name."""
+"""Every fault a client can commit, by name."""
 
 import time
 
@@ -7,67 +7,67 @@ import torch
 from fedsieve import wire
 
 
-class Bytes:
-    """A reply that is these bytes."""
+class RawReply:
+    """A reply that consists of the given bytes."""
 
     def __init__(self, data):
         self.data = data
 
-    def join(self):
+    def to_bytes(self):
         return self.data
 
 
-class Faulty:
-    """A site that does in some rounds what `faults` names: {"round": {"client": kind}}."""
+class FaultyEngine:
+    """A client engine that commits the faults {"round": {"client": kind}}."""
 
-    def __init__(self, site, faults):
-        self.site, self.rows, self.faults = site, site.rows, faults
+    def __init__(self, engine, faults):
+        self.engine, self.data, self.faults = engine, engine.data, faults
 
-    def visit(self, clock, message, client):
+    def run_client(self, clock, message, client):
         kind = self.faults.get(str(clock.round + 1), {}).get(str(client))
-        honest = self.site.visit(clock, message, client)
+        honest = self.engine.run_client(clock, message, client)
         return honest if kind is None else FAULTS[kind](honest, clock)
 
 
-def raises(honest, clock):
+def raise_error(honest, clock):
     raise RuntimeError("the disk is on fire")
 
 
-def slow(honest, clock):
+def reply_slowly(honest, clock):
     time.sleep(30)
     return honest
 
 
 def with_scale(number):
-    """The honest packet, but the scale of its values is no number. The scale is the first four bytes of a field."""
+    """The honest packet with another scale of its values. The scale is the first four bytes of a field."""
 
-    def broken(honest, clock):
+    def corrupt(honest, clock):
         scale = torch.tensor(number, dtype=torch.float32).numpy().tobytes()
         fields = {name: scale + values[4:] for name, values in honest.fields.items()}
         return honest._replace(fields=fields)
 
-    return broken
+    return corrupt
 
 
-def readdressed(change):
-    """The honest packet under another address: the header holds the fingerprint at 4 to 8, then the round."""
+def with_header(change):
+    """The honest packet with a changed header, which has the fingerprint at bytes 4 to 8, then the round."""
 
-    def broken(honest, clock):
+    def corrupt(honest, clock):
         return honest._replace(header=change(honest.header))
 
-    return broken
+    return corrupt
 
 
 FAULTS = {
-    "raises": raises,
-    "slow": slow,
+    "raises": raise_error,
+    "slow": reply_slowly,
     "not a number": with_scale(float("nan")),
     "infinity": with_scale(float("inf")),
-    "malformed": lambda honest, clock: Bytes(b"nothing of the kind"),
-    "truncated": lambda honest, clock: Bytes(honest.to_bytes()[:-5]),
-    "oversized": lambda honest, clock: Bytes(honest.to_bytes() + bytes(10_000_000)),
-    "wrong model": readdressed(lambda header: header[:4] + bytes(4) + header[8:]),
-    "stale": readdressed(lambda header: header[:8] + bytes([header[8] - 1]) + header[9:]),
+    "malformed": lambda honest, clock: RawReply(b"nothing of the kind"),
+    "truncated": lambda honest, clock: RawReply(honest.to_bytes()[:-5]),
+    "oversized": lambda honest, clock: RawReply(honest.to_bytes() + bytes(10_000_000)),
+    "wrong model": with_header(lambda header: header[:4] + bytes(4) + header[8:]),
+    "stale": with_header(lambda header: header[:8] + bytes([header[8] - 1]) + header[9:]),
 }
 REASONS = {
     "raises": "the disk is on fire",
@@ -79,5 +79,5 @@ REASONS = {
     "wrong model": "for another model",
     "stale": "for round",
 }
-"""What the server says of each."""
+"""A part of the server's error message for each fault."""
 assert wire.MAGIC == b"fS" and wire.VERSION == 1

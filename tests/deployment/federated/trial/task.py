@@ -1,4 +1,4 @@
-"""A small regression on three clients, one site for several methods, and a record of the packets that were passed."""
+"""A small regression on three clients, one deployment per algorithm, and a record of all packets."""
 
 import json
 from contextlib import contextmanager
@@ -11,44 +11,44 @@ from fedsieve.deployment.config import deployment_config
 from fedsieve.objectives.linear import Linear, Loss
 
 OBJECTIVE = Linear(loss=Loss.SQUARED, num_features=40)
-OURS = "test."
+TEST_PREFIX = "test."
 
 
-def rows(client):
-    draw = np.random.default_rng(client)
-    x = draw.normal(size=(60 + 10 * client, 40))
-    return x, x[:, :4].sum(1) + 0.1 * draw.normal(size=len(x))
+def load_examples(client):
+    rng = np.random.default_rng(client)
+    x = rng.normal(size=(60 + 10 * client, 40))
+    return x, x[:, :4].sum(1) + 0.1 * rng.normal(size=len(x))
 
 
-def plans(config):
-    """One plan a method, each with settings and a folder of its own."""
-    settings = {name: value for name, value in config.items() if not name.startswith(OURS)}
-    for method, own in json.loads(config[OURS + "plans"]).items():
-        folder = str(Path(str(config["run-dir"])) / method) if config["run-dir"] else ""
-        yield method, deployment_config({**settings, **own, "algorithm.name": method, "run-dir": folder}, OBJECTIVE)
+def deployments(run_config):
+    """The name and the DeploymentConfig of each algorithm, each with its own settings and run directory."""
+    shared = {name: value for name, value in run_config.items() if not name.startswith(TEST_PREFIX)}
+    for name, settings in json.loads(run_config[TEST_PREFIX + "algorithms"]).items():
+        run_dir = str(Path(str(run_config["run-dir"])) / name) if run_config["run-dir"] else ""
+        yield name, deployment_config({**shared, **settings, "algorithm.name": name, "run-dir": run_dir}, OBJECTIVE)
 
 
 @contextmanager
-def recorded(path):
-    """Write down the packets sent, those replies are made of and those heard, as hexadecimal text."""
-    packets = {"sent": [], "made": [], "heard": []}
+def record_packets(path):
+    """Write the broadcasts, the encoded replies and the decoded messages to a JSON file, as hexadecimal text."""
+    packets = {"broadcasts": [], "replies": [], "decoded": []}
     encode, encode_stack, decode = wire.encode, wire.encode_stack, wire.decode
 
-    def encoding(packet, address, *reference):  # a reply refers to the support of the broadcast, if that has one
-        (encoded,) = encode_stack(packet, 1, address, *reference)
-        packets["made" if reference else "sent"].append(encoded.to_bytes().hex())
+    def recording_encode(packet, message_id, *reference):  # a reply refers to the support of the broadcast, if it has one
+        (encoded,) = encode_stack(packet, 1, message_id, *reference)
+        packets["replies" if reference else "broadcasts"].append(encoded.to_bytes().hex())
         return encoded
 
-    def encoding_stack(stack, *rest):
+    def recording_encode_stack(stack, *rest):
         encoded = encode_stack(stack, *rest)
-        packets["made"] += [each.to_bytes().hex() for each in encoded]
+        packets["replies"] += [each.to_bytes().hex() for each in encoded]
         return encoded
 
-    def decoding(data, *rest):
-        packets["heard"].append(data.hex())
+    def recording_decode(data, *rest):
+        packets["decoded"].append(data.hex())
         return decode(data, *rest)
 
-    wire.encode, wire.encode_stack, wire.decode = encoding, encoding_stack, decoding
+    wire.encode, wire.encode_stack, wire.decode = recording_encode, recording_encode_stack, recording_decode
     try:
         yield packets
     finally:

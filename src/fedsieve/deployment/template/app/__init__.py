@@ -1,1 +1,1 @@
-"""A Flower app over fedsieve."""
+"""A Flower app that uses fedsieve."""

@@ -1,17 +1,16 @@
-"""The server: leads the rounds and keeps what comes of them in `run-dir`."""
+"""The server app. It runs the rounds and stores metrics, checkpoints and the model in `run-dir`."""
 
 from flwr.app import Context
 
-from app.task import OBJECTIVE, measure
-from fedsieve.deployment.config import deployment_config
+from app.task import OBJECTIVE, evaluate
+from fedsieve.deployment.config import DeploymentConfig, deployment_config
 from fedsieve.deployment.flower import make_server_app
-from fedsieve.deployment.plan import DeploymentConfig
 from fedsieve.deployment.server import run_server
 
 
 def deployment_for(context: Context) -> DeploymentConfig:
-    """What is agreed on, and what the server measures after every round."""
-    return deployment_config(context.run_config, OBJECTIVE, measure)
+    """Return the settings of the run and the metrics the server computes after every round."""
+    return deployment_config(context.run_config, OBJECTIVE, evaluate)
 
 
 app = make_server_app(deployment_for, run_server)
