@@ -1,38 +1,47 @@
-"""fedsieve: federated learning that keeps only the weights that matter."""
+"""fedsieve: federated learning of sparse models."""
 
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
-_HOMES = {
-    "RunConfig": "fedsieve.experiments.config",
-    "FederationConfig": "fedsieve.experiments.config",
-    "Simulation": "fedsieve.experiments.simulation",
-    "run_rounds": "fedsieve.experiments.training",
-    "Synthetic": "fedsieve.data.synthetic",
-    "Linear": "fedsieve.objectives.linear",
-    "Loss": "fedsieve.objectives.losses",
-    "Loop": "fedsieve.runtime.loop",
-    "Batched": "fedsieve.runtime.batched",
-    "Rows": "fedsieve.runtime.client_data",
-    "Batch": "fedsieve.core.types",
-    "Population": "fedsieve.runtime.rounds",
-    "algorithm_class": "fedsieve.algorithms",
+_MODULES = {
     "ALGORITHMS": "fedsieve.algorithms",
-    "PacketError": "fedsieve.wire",
+    "algorithm_class": "fedsieve.algorithms",
+    "Batch": "fedsieve.core.types",
+    "BatchedEngine": "fedsieve.runtime.batched",
+    "ClientData": "fedsieve.runtime.client_data",
+    "FederationConfig": "fedsieve.experiments.config",
     "fit": "fedsieve.fitting",
+    "FitResult": "fedsieve.fitting",
+    "GateGranularity": "fedsieve.objectives.module",
+    "initial_server": "fedsieve.runtime.rounds",
+    "Linear": "fedsieve.objectives.linear",
+    "LoopEngine": "fedsieve.runtime.loop",
+    "Loss": "fedsieve.objectives.losses",
+    "Module": "fedsieve.objectives.module",
+    "PacketError": "fedsieve.wire",
+    "Population": "fedsieve.runtime.rounds",
+    "read_model": "fedsieve.models.sparse_model",
+    "run_rounds": "fedsieve.experiments.training",
+    "RunConfig": "fedsieve.experiments.config",
+    "Simulation": "fedsieve.experiments.simulation",
     "SparseFederatedClassifier": "fedsieve.estimators",
     "SparseFederatedRegressor": "fedsieve.estimators",
+    "SparseModel": "fedsieve.models.sparse_model",
+    "Synthetic": "fedsieve.data.synthetic",
+    "train": "fedsieve.runtime.rounds",
+    "UserFiles": "fedsieve.data.user_files",
 }
-__all__ = ["__version__", *_HOMES]
+"""Module of each public name. No name may also be the name of a submodule: importing the submodule would replace it."""
+__all__ = ["__version__", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    """Public names load when first used, so that `fedsieve --help` needs no torch."""
-    if name not in _HOMES:
+    """Load public names when they are first used, so that `fedsieve --help` does not import torch."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'fedsieve' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""The scikit-learn face: sparse linear models trained by a simulated federation, in pipelines, searches and pickles."""
+"""scikit-learn estimators: sparse linear models trained by a simulated federation."""
 
 from dataclasses import replace
 from inspect import cleandoc
@@ -30,44 +30,44 @@ from fedsieve.runtime.simulate import simulate, single_threaded
 
 DEFAULT_NUM_CLIENTS = 10
 MAX_EVALUATED_EXAMPLES = 10_000
-"""Training rows each round is measured on, at most."""
+"""Maximum number of training examples on which each round is evaluated."""
 DIRICHLET_ALPHA = 0.5
 """Dirichlet parameter of the skewed partitions."""
 PARAMETERS = """density : float, default 0.5
     fraction of the weights that may be non-zero
 algorithm : str or BaseAlgorithm, default "sieve"
-    who learns, by name or with options of your own, such as `Sieve(reach=8)`
+    the algorithm, by name or as an object with your options, such as `Sieve(max_sign_factor=8)`
 n_clients : int, default 10
-    clients to spread the rows over, where `fit` gets no groups; at most one a row
+    number of clients among which the examples are divided if `fit` gets no groups; at most one per example
 partition : {"iid", "quantity", "label", "clusters"}, default "iid"
-    how rows fall on clients, where `fit` gets no groups; skewed ones draw from a Dirichlet(0.5)
+    how the examples are divided if `fit` gets no groups; skewed partitions follow a Dirichlet(0.5)
 participation : float, default 1.0
     fraction of clients in each round
 rounds : int, default 50
-    rounds of training
+    number of rounds
 fit_intercept : bool, default True
-    whether to fit one more number an output, without a gate and outside the density
+    whether to fit one intercept per output, which has no gate and is not counted in the density
 standardize : bool, default True
-    whether clients first agree on mean and scale of every feature, at a cost counted in the bytes. Which weights are large depends on
-    units, so they must be comparable. `coef_` is in the units of X all the same. CSR rows are always taken as they are
+    whether the clients first compute the mean and scale of every feature; the bytes are counted. Which weights are largest depends on
+    the units of the features, so they must be comparable. `coef_` is in the units of X. CSR matrices are never standardized
 warm_start : bool, default False
-    whether `fit` goes on from the model of the last one, for `rounds` more rounds
+    whether `fit` continues from the previous model, for `rounds` more rounds
 random_state : int, RandomState or None, default None
-    with an int everything repeats bit for bit
+    equal ints give equal bits
 verbose : int, default 0
-    above 0: progress on standard error"""
+    show progress on standard error if above 0"""
 ATTRIBUTES = """n_iter_ : int
-    rounds trained
+    number of rounds trained
 history_ : list of dict
-    one a round: quality on up to 10,000 training rows, densities, bytes, who took part
+    metrics of each round: quality on at most 10,000 training examples, densities, bytes, cohort
 bytes_up_, bytes_down_ : int
-    all that crossed, with what agreeing on units took
+    bytes that clients sent and received, including standardization
 n_features_in_, feature_names_in_
-    as everywhere in scikit-learn"""
+    as in every scikit-learn estimator"""
 
 
 class SparseFederated(BaseEstimator):
-    """What the classifier and the regressor share."""
+    """Base class of the classifier and the regressor."""
 
     def __init__(
         self,
@@ -97,13 +97,13 @@ class SparseFederated(BaseEstimator):
         self.verbose = verbose
 
     def get_support(self, indices: bool = False) -> np.ndarray:
-        """Which features the model reads: a mask, or their numbers."""
+        """Return the features with a non-zero weight, as a mask or as indices."""
         check_is_fitted(self)
         mask = np.asarray((self._dense_coef() != 0).any(axis=0)).reshape(-1)
         return np.flatnonzero(mask) if indices else mask
 
     def sparsify(self) -> Self:
-        """Hold `coef_` as a SciPy CSR matrix: less memory, and faster predictions from few weights."""
+        """Convert `coef_` to a SciPy CSR matrix: less memory, and faster predictions if few weights are kept."""
         check_is_fitted(self)
         self.coef_ = csr_matrix(self.coef_)
         return self
@@ -116,11 +116,11 @@ class SparseFederated(BaseEstimator):
     # Prediction
 
     def _dense_coef(self) -> np.ndarray:
-        """`coef_`, dense, (outputs, features)."""
+        """Return `coef_` as a dense array (outputs, features)."""
         return np.atleast_2d(self.coef_.toarray() if issparse(self.coef_) else self.coef_)
 
     def _linear_outputs(self, X: Any) -> np.ndarray:  # noqa: N803
-        """What the linear model says, (rows, outputs)."""
+        """Return the outputs of the linear model (examples, outputs)."""
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", reset=False)  # noqa: N806
         coef = self.coef_ if issparse(self.coef_) else np.atleast_2d(self.coef_)
@@ -129,7 +129,7 @@ class SparseFederated(BaseEstimator):
     # Training
 
     def _train(self, x: Matrix, y: np.ndarray, loss: Loss, num_outputs: int, groups: Any) -> None:
-        """Spread the rows, agree on units, run the rounds, give the model back in the user's units."""
+        """Divide the examples among clients, standardize, run the rounds, and store the model in the user's units."""
         self._check_parameters()
         resumed = self.warm_start and hasattr(self, "coef_")
         before = self.n_iter_ if resumed else 0
@@ -174,7 +174,7 @@ class SparseFederated(BaseEstimator):
         self.bytes_up_, self.bytes_down_ = (agreeing + sum(row[f"bytes_{way}"] for row in history) for way in ("up", "down"))
 
     def _check_parameters(self) -> None:
-        """Refuse what no federation could do, with scikit-learn's names."""
+        """Validate the constructor's arguments."""
         if not (isinstance(self.density, Real) and 0 < self.density <= 1):
             raise ValueError(f"density is the fraction of weights kept, above 0 and at most 1; got {self.density!r}")
         if not (isinstance(self.participation, Real) and 0 < self.participation <= 1):
@@ -188,7 +188,7 @@ class SparseFederated(BaseEstimator):
             raise ValueError(f"unknown partition {self.partition!r}; there are {', '.join(Partition)}")
 
     def _build_algorithm(self, objective: Linear, *, is_sparse: bool) -> BaseAlgorithm:
-        """The method, keeping max(1, floor(density p)) weights; by name, with the settings that suit rows of a user's own."""
+        """Return the algorithm, which keeps max(1, floor(density p)) weights; a named one has the defaults for user data."""
         weights = objective.layout.num_gated
         density = self.density if floor_of_decimal(self.density, weights) else min(1.5 / weights, 1.0)
         if isinstance(self.algorithm, BaseAlgorithm):
@@ -197,31 +197,31 @@ class SparseFederated(BaseEstimator):
         return cls(density=density, **user_data_defaults(cls, objective, sparse=is_sparse))
 
     def _assign_clients(self, x: Matrix, labels: np.ndarray | None, groups: Any, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """The rows in the order of the clients who hold them, and how many each holds."""
+        """Return the order of the examples by client, and the number of examples of each client."""
         if groups is None:
             partition = Partition(self.partition or Partition.IID)
             if partition is Partition.LABEL and labels is None:
-                raise ValueError("partition 'label' needs one class a row, and this target has none; use 'quantity', 'iid' or 'clusters'")
+                raise ValueError("partition 'label' needs one class per example, which this target does not have; use 'quantity', 'iid' or 'clusters'")
             clients = min(self.n_clients or DEFAULT_NUM_CLIENTS, x.shape[0])
             parts = partition_indices(x, labels, PartitionSpec(clients, partition, DIRICHLET_ALPHA), generator(seed, "partition"))
             return np.concatenate(parts), np.array([len(part) for part in parts])
         for name in ("n_clients", "partition"):
             if getattr(self, name) is not None:
-                raise ValueError(f"{name}={getattr(self, name)!r} contradicts groups, which says whose each row is; leave one of them out")
+                raise ValueError(f"{name}={getattr(self, name)!r} contradicts groups, which assigns each example to a client; leave one of them out")
         groups = column_or_1d(groups)
         check_consistent_length(x, groups)
-        nobody = [row for row, group in enumerate(groups) if group is None or group != group]  # NaN is not itself
-        if nobody:
-            raise ValueError(f"groups says whose each row is, and row {nobody[0]} is nobody's; fill in the {len(nobody)} missing")
-        _, owner = np.unique(groups, return_inverse=True)
-        return np.argsort(owner, kind="stable"), np.bincount(owner)
+        missing = [index for index, group in enumerate(groups) if group is None or group != group]  # NaN differs from itself
+        if missing:
+            raise ValueError(f"groups must name a client for each example; {len(missing)} are missing, first example {missing[0]}; fill them in")
+        _, client = np.unique(groups, return_inverse=True)
+        return np.argsort(client, kind="stable"), np.bincount(client)
 
 
 class SparseFederatedClassifier(ClassifierMixin, SparseFederated):
     """A linear classifier of two classes, many classes or many labels, with exactly max(1, floor(density p)) weights.
 
-    Two classes share one logit; many classes have a softmax; a 0/1 matrix as target means several labels a row. Rows come from
-    `n_clients` simulated clients, or from those that `groups` names in `fit`; what crosses is encoded and counted.
+    Two classes have one logit, more classes a softmax; a 0/1 matrix as target means several labels per example. The examples belong to
+    `n_clients` simulated clients, or to the clients that `groups` names in `fit`. Messages are encoded, and their bytes counted.
 
     Parameters
     ----------
@@ -232,16 +232,16 @@ class SparseFederatedClassifier(ClassifierMixin, SparseFederated):
     coef_ : (1, features) for two classes, (classes, features), or (labels, features)
         weights; all but max(1, floor(density p)) are zero
     intercept_ : (1,), (classes,) or (labels,)
-        no gate, not counted
+        intercepts, without gates and not counted
     classes_ : (classes,)
-        what can be predicted; of many labels, their numbers
+        class labels; for several labels, their indices
     ATTRIBUTES
     """
 
     __doc__ = cleandoc(__doc__).replace("PARAMETERS", PARAMETERS).replace("ATTRIBUTES", ATTRIBUTES)
 
     def fit(self, X: Any, y: Any, groups: Any = None, **others: Any) -> Self:  # noqa: N803
-        """Train on rows X and their classes or 0/1 labels y; `groups` says whose each row is."""
+        """Train on examples X with classes or 0/1 labels y; `groups` names the client of each example."""
         reject_fit_arguments(others)
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], multi_output=True)  # noqa: N806
         check_classification_targets(y)
@@ -250,33 +250,33 @@ class SparseFederatedClassifier(ClassifierMixin, SparseFederated):
             target = (y.toarray() if issparse(y) else np.asarray(y)).astype(np.float32)
             classes, loss, outputs = np.arange(target.shape[1]), Loss.MULTILABEL, target.shape[1]
         elif kind == "multiclass-multioutput":
-            raise ValueError("y has several columns of classes; this classifier takes one class a row, or a 0/1 column for each label")
+            raise ValueError("y has several columns of classes; use one class per example, or a 0/1 column for each label")
         else:
             classes, target = np.unique(column_or_1d(y, warn=True), return_inverse=True)
             if len(classes) < 2:
-                raise ValueError(f"y has one class only, {classes[0]!r}; there is nothing to tell apart")
+                raise ValueError(f"y has only one class, {classes[0]!r}; a classifier needs at least two")
             loss, outputs = (Loss.LOGISTIC, 1) if len(classes) == 2 else (Loss.SOFTMAX, len(classes))
             target = target.astype(np.float32 if loss is Loss.LOGISTIC else np.int64)
         if self.warm_start and hasattr(self, "classes_") and not np.array_equal(classes, self.classes_):
-            raise ValueError("warm_start goes on with the same classes; y has others than in the first fit")
+            raise ValueError("warm_start needs the classes of the previous fit; y has others")
         self.classes_, self._loss = classes, loss
         self._train(X, target, loss, outputs, groups)
         return self
 
     def decision_function(self, X: Any) -> np.ndarray:  # noqa: N803
-        """Logits: (rows,) for two classes, else (rows, classes) or (rows, labels)."""
+        """Return logits: (examples,) for two classes, else (examples, classes) or (examples, labels)."""
         logits = self._linear_outputs(X)
         return logits[:, 0] if self._loss is Loss.LOGISTIC else logits
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
-        """The most likely class of each row; of many labels, a 0/1 matrix."""
+        """Return the most likely class of each example; for several labels, a 0/1 matrix."""
         logits = self.decision_function(X)
         if self._loss is Loss.MULTILABEL:
             return (logits > 0).astype(np.int64)
         return self.classes_[(logits > 0).astype(np.int64) if logits.ndim == 1 else logits.argmax(axis=1)]
 
     def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
-        """Probabilities of the classes, or of each label by itself."""
+        """Return the probabilities of the classes, or of each label."""
         logits = self.decision_function(X)
         if self._loss is Loss.MULTILABEL:
             return expit(logits)
@@ -291,7 +291,8 @@ class SparseFederatedClassifier(ClassifierMixin, SparseFederated):
 class SparseFederatedRegressor(RegressorMixin, SparseFederated):
     """Linear regression with exactly max(1, floor(density p)) weights.
 
-    Rows come from `n_clients` simulated clients, or from those that `groups` names in `fit`; what crosses is encoded and counted.
+    The examples belong to `n_clients` simulated clients, or to the clients that `groups` names in `fit`. Messages are encoded, and
+    their bytes counted.
 
     Parameters
     ----------
@@ -302,14 +303,14 @@ class SparseFederatedRegressor(RegressorMixin, SparseFederated):
     coef_ : (features,)
         weights; all but max(1, floor(density p)) are zero
     intercept_ : float
-        no gate, not counted
+        intercepts, without gates and not counted
     ATTRIBUTES
     """
 
     __doc__ = cleandoc(__doc__).replace("PARAMETERS", PARAMETERS).replace("ATTRIBUTES", ATTRIBUTES)
 
     def fit(self, X: Any, y: Any, groups: Any = None, **others: Any) -> Self:  # noqa: N803
-        """Train on rows X and their numbers y; `groups` says whose each row is."""
+        """Train on examples X with targets y; `groups` names the client of each example."""
         reject_fit_arguments(others)
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], y_numeric=True)  # noqa: N806
         self._train(X, y.astype(np.float64), Loss.SQUARED, 1, groups)
@@ -317,16 +318,16 @@ class SparseFederatedRegressor(RegressorMixin, SparseFederated):
         return self
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
-        """The expected target of each row."""
+        """Return the predicted target of each example."""
         return self._linear_outputs(X)[:, 0]
 
 
 def reject_fit_arguments(arguments: dict[str, Any]) -> None:
-    """Say why a row has no weight of its own."""
+    """Refuse sample_weight and unknown arguments of fit."""
     if "sample_weight" in arguments:
         raise TypeError(
-            "fit takes no sample_weight: clients deal whole rows into batches, and a row has no weight of its own; "
-            "repeat the rows that should count more"
+            "fit takes no sample_weight, because clients draw whole examples into batches; "
+            "repeat the examples that should count more"
         )
     if arguments:
         raise TypeError(f"fit takes X, y and groups; got {', '.join(arguments)} as well")

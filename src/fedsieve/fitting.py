@@ -1,4 +1,4 @@
-"""The PyTorch face: any module, its loss and the clients' rows in; a plain module with exact zeros out."""
+"""`fedsieve.fit`: train any nn.Module on the examples of several clients, with an exact number of non-zero weights."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -22,30 +22,30 @@ from fedsieve.objectives.module import GateGranularity, Module
 from fedsieve.runtime.simulate import simulate, single_threaded
 
 MAX_EVALUATED_EXAMPLES = 1000
-"""Training rows each round is measured on, at most."""
+"""Maximum number of training examples on which each round is evaluated."""
 
 ClientExamples = tuple[Any, Any] | Dataset | DataLoader
-"""A client's rows: (x, y) tensors or arrays, a map-style Dataset of such pairs, or a DataLoader that passes over them once."""
+"""A client's examples: (x, y) tensors or arrays, a map-style Dataset of such pairs, or a DataLoader, which is read once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FitResult:
-    """What a callback sees after a round, and what `fit` hands back beside the module at the end."""
+    """The state of training after a round: the argument of a callback, and the second result of `fit`."""
 
     rounds: int
-    """rounds done"""
+    """number of finished rounds"""
     density: float
-    """non-zero weights over weights, those without a gate apart"""
+    """fraction of the gated weights that are not zero"""
     nonzero: int
-    """weights that are not zero, those without a gate apart"""
+    """number of gated weights that are not zero"""
     bytes_up: int
-    """all that clients sent"""
+    """bytes that clients sent"""
     bytes_down: int
-    """all that clients received"""
+    """bytes that clients received"""
     history: tuple[dict[str, Any], ...] = field(repr=False)
-    """one row a round: loss on up to 1000 training rows, densities, bytes, who took part"""
+    """metrics of each round: loss on at most 1000 training examples, densities, bytes, cohort"""
     module: nn.Module = field(repr=False)
-    """a copy of the module given, with the weights of this round"""
+    """a copy of the user's module with the weights of this round"""
 
 
 def fit(
@@ -63,41 +63,41 @@ def fit(
     callback: Callable[[FitResult], bool | None] | None = None,
     verbose: bool = False,
 ) -> tuple[nn.Module, FitResult]:
-    """Train a module over clients so that exactly floor(density p) of its p weights are not zero.
+    """Train a module on the examples of several clients, so that exactly floor(density p) of its p weights are not zero.
 
-    Training begins at the module's own weights: fresh ones, or pretrained. The module given stays as it is. Parameters with
+    Training starts from the module's current weights, random or pretrained. The module itself is not changed. Parameters with
     `requires_grad=False` are not trained, not sent and not counted.
 
     Parameters
     ----------
     module
-        any `nn.Module` of one input; its layers keep the mode they are in (`train` or `eval`)
+        any `nn.Module` with one input; its layers keep their mode (`train` or `eval`)
     loss
         mean loss of a batch, `loss(module(x), y)`, such as `torch.nn.functional.cross_entropy`
     clients
-        for each client its rows: `(x, y)` tensors or arrays, a `Dataset`, or a `DataLoader` (passed over once)
+        the examples of each client: `(x, y)` tensors or arrays, a `Dataset`, or a `DataLoader` (read once)
     density
         fraction of weights that may be non-zero
     algorithm
-        who learns, by name or with options of your own, such as `Sieve(steps=20)`
+        the algorithm, by name or as an object with your options, such as `Sieve(local_steps=20)`
     rounds
-        rounds of training (default: the method's, mostly 100)
+        number of rounds (default: the algorithm's, mostly 100)
     participation
         fraction of clients in each round
     ungated
-        patterns of parameter names without gates, such as `"*.bias"`: always kept, not counted
+        patterns of names of parameters without gates, such as `"*.bias"`: always kept, not counted
     gate_granularity
-        what is kept or dropped whole: `weight`, `feature`, `neuron` or `filter`
+        weights that share a gate: `weight` (none), `feature`, `neuron` or `filter`
     seed
-        with the same seed everything repeats bit for bit
+        equal seeds give equal bits
     callback
-        called after every round with a `FitResult`; training stops there if it returns True
+        called after every round with a `FitResult`; training stops if it returns True
     verbose
-        progress on standard error
+        show progress on standard error
 
     Returns
     -------
-    A plain module, which needs nothing of this package to be saved, loaded and run, and the `FitResult`.
+    A copy of the module with the trained weights, which does not depend on fedsieve, and the last `FitResult`.
     """
     if not isinstance(module, nn.Module):
         raise ValueError(f"module must be a torch.nn.Module; got {module!r}")
@@ -135,31 +135,31 @@ def fit(
 
 
 def check_patterns(patterns: Sequence[str] | str, module: nn.Module) -> tuple[str, ...]:
-    """Patterns of names; one that fits no parameter is a slip."""
+    """Return the patterns as a tuple; refuse a pattern that matches no parameter."""
     names = [name for name, _ in module.named_parameters()]
-    given = (patterns,) if isinstance(patterns, str) else tuple(patterns)
-    for pattern in given:
+    patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+    for pattern in patterns:
         if not any(fnmatch(name, pattern) for name in names):
-            raise ValueError(f"ungated {pattern!r} fits no parameter; there are {', '.join(names)}")
-    return given
+            raise ValueError(f"ungated {pattern!r} matches no parameter; there are {', '.join(names)}")
+    return patterns
 
 
 def parse_granularity(granularity: GateGranularity | str) -> GateGranularity:
-    """What shares a gate, by its name."""
+    """Return the granularity with this name."""
     if granularity not in list(GateGranularity):
         raise ValueError(f"unknown gate_granularity {granularity!r}; there are {', '.join(GateGranularity)}")
     return GateGranularity(granularity)
 
 
 def should_stop(callback_result: Any) -> bool:
-    """What a callback's answer means."""
+    """Return whether a callback asked to stop."""
     if callback_result is not None and not isinstance(callback_result, (bool, np.bool_)):
-        raise TypeError(f"callback must return True to stop, or False or None to go on; got {callback_result!r}")
+        raise TypeError(f"callback must return True to stop, or False or None to continue; got {callback_result!r}")
     return bool(callback_result)
 
 
 def build_algorithm(algorithm: str | BaseAlgorithm, density: float, rounds: int | None) -> BaseAlgorithm:
-    """The method by its name, with the settings of networks, or the user's own with this density."""
+    """Return the named algorithm with the defaults for networks, or the user's algorithm with this density."""
     if rounds is not None and rounds < 1:
         raise ValueError(f"rounds must be at least 1; got {rounds}")
     if isinstance(algorithm, BaseAlgorithm):
@@ -171,7 +171,7 @@ def build_algorithm(algorithm: str | BaseAlgorithm, density: float, rounds: int 
 
 
 def snapshot(module: nn.Module, objective: Module, theta: Tensor, history: list[dict[str, Any]]) -> FitResult:
-    """Where a fit stands: the weights in a copy of the module given, and what it took."""
+    """Return the FitResult after a round, with a copy of the user's module that has these parameters."""
     plain = deepcopy(module)
     with torch.no_grad():
         for name, part in plain.named_parameters():
@@ -192,25 +192,25 @@ def snapshot(module: nn.Module, objective: Module, theta: Tensor, history: list[
 
 
 def stack_clients(clients: Sequence[ClientExamples], device: torch.device) -> tuple[Tensor, Tensor, np.ndarray]:
-    """All clients' rows, client after client, and how many each holds."""
+    """Return the examples of all clients in the order of the clients, and the number of examples of each."""
     if isinstance(clients, (Dataset, DataLoader, Tensor, np.ndarray)) or not isinstance(clients, Sequence):
-        raise ValueError(f"clients is a list with the rows of each client; got one {type(clients).__name__}; for a single client use [it]")
+        raise ValueError(f"clients must be a list with the examples of each client; got a {type(clients).__name__}; put a single client into a list")
     if not clients:
-        raise ValueError("clients is empty; there must be at least one, with its rows")
+        raise ValueError("clients is empty; give the examples of at least one client")
     parts = [client_tensors(client, number) for number, client in enumerate(clients)]
     counts = np.array([len(y) for _, y in parts])
     if not counts.any():
-        raise ValueError("no client holds a row; there is nothing to learn from")
-    held = [part for part, count in zip(parts, counts, strict=True) if count]
+        raise ValueError("no client has an example; give at least one client some examples")
+    parts = [part for part, count in zip(parts, counts, strict=True) if count]
     for name, column in (("x", 0), ("y", 1)):
-        kinds = {(tuple(part[column].shape[1:]), part[column].dtype) for part in held}
+        kinds = {(tuple(part[column].shape[1:]), part[column].dtype) for part in parts}
         if len(kinds) > 1:
-            raise ValueError(f"rows must be alike at all clients; {name} comes as {' and '.join(sorted(map(str, kinds)))}")
-    return torch.cat([x for x, _ in held]).to(device), torch.cat([y for _, y in held]).to(device), counts
+            raise ValueError(f"examples must have one shape and type at all clients; {name} has {' and '.join(sorted(map(str, kinds)))}")
+    return torch.cat([x for x, _ in parts]).to(device), torch.cat([y for _, y in parts]).to(device), counts
 
 
 def client_tensors(client: ClientExamples, client_id: int) -> tuple[Tensor, Tensor]:
-    """One client's rows as two tensors."""
+    """Return one client's examples as two tensors."""
     if isinstance(client, DataLoader):
         pairs = list(client)
         x, y = (torch.cat([torch.as_tensor(pair[i]) for pair in pairs]) for i in (0, 1)) if pairs else (torch.empty(0),) * 2
@@ -221,15 +221,15 @@ def client_tensors(client: ClientExamples, client_id: int) -> tuple[Tensor, Tens
     else:
         raise ValueError(f"client {client_id} must be a pair (x, y), a Dataset or a DataLoader; got {type(client).__name__}")
     if len(x) != len(y):
-        raise ValueError(f"client {client_id} has {len(x)} rows x but {len(y)} targets y")
+        raise ValueError(f"client {client_id} has {len(x)} examples in x but {len(y)} targets in y")
     return x, y
 
 
 def check_module(objective: Module, theta: Tensor, x: Tensor, y: Tensor) -> None:
-    """Two rows through module and loss, so that what does not fit shows before the first round."""
+    """Evaluate module and loss on two examples, so that a mismatch is reported before the first round."""
     try:
         value = objective.loss(objective.predict(theta, x), y)
-    except (RuntimeError, TypeError, ValueError, IndexError) as problem:
-        raise ValueError(f"module and loss cannot take these rows: {str(problem).splitlines()[0]}") from None
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise ValueError(f"module and loss do not accept these examples: {str(error).splitlines()[0]}") from None
     if not isinstance(value, Tensor) or value.numel() != 1:
-        raise ValueError("loss must give the mean loss of a batch, one number; use reduction='mean'")
+        raise ValueError("loss must return one number, the mean loss of a batch; use reduction='mean'")
