@@ -33,7 +33,7 @@ def shapes_unchecked():
 
 
 @parametrize_with_checks([SparseFederatedClassifier(n_clients=3, rounds=3), SparseFederatedRegressor(n_clients=3, rounds=3)])
-def test_scikit_learn_finds_nothing_to_mend(estimator, check):
+def test_the_estimators_pass_the_checks_of_scikit_learn(estimator, check):
     check(estimator)
 
 
@@ -51,19 +51,19 @@ def nonzero(model):
 
 
 @pytest.mark.parametrize(("density", "kept"), [(0.01, 1), (0.1, 3), (0.29, 11), (1.0, 39)])
-def test_exactly_the_weights_asked_for_are_kept_and_at_least_one(density, kept):
+def test_exactly_the_density_is_kept_and_at_least_one_weight(density, kept):
     x, y = wine()
     assert nonzero(SparseFederatedClassifier(density, rounds=2, random_state=0).fit(x, y)) == kept
 
 
-def test_the_intercept_is_not_counted_and_not_lost():
+def test_the_intercept_is_kept_and_not_counted():
     x, y = load_diabetes(return_X_y=True)
     model = SparseFederatedRegressor(0.1, rounds=5, random_state=0).fit(x, y)
     assert nonzero(model) == 1 and model.intercept_ == pytest.approx(y.mean(), abs=10)
     assert SparseFederatedRegressor(0.1, rounds=2, fit_intercept=False).fit(x, y).intercept_ == 0
 
 
-def test_a_dense_model_on_clean_rows_is_least_squares_to_a_level_of_eight_bits():
+def test_a_dense_model_without_noise_is_least_squares_to_8_bits():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, 4)) * [1, 1000, 1e-3, 1] + [0, 5000, 0, -3]
     y = x @ [1, 0.002, -4000, 0.5] + 7
@@ -82,7 +82,7 @@ def test_units_of_the_features_do_not_matter():
     np.testing.assert_allclose(one.predict_proba(x), other.predict_proba(x * 1024 + 2048), atol=1e-2)
 
 
-def test_agreed_scales_are_those_of_all_rows_together():
+def test_federated_scales_are_those_of_all_examples_together():
     x = np.random.default_rng(0).normal(size=(50, 3)) * [1, 10, 100] + [0, 1e5, 0]
     x[:, 2] = 4.25
     scales = federated_standardization(x, np.array([20, 0, 29, 1]), center=True)
@@ -90,7 +90,7 @@ def test_agreed_scales_are_those_of_all_rows_together():
     np.testing.assert_allclose(scales.scale, [x[:, 0].std(), x[:, 1].std(), 1.0], rtol=1e-5)
 
 
-def test_two_classes_share_one_logit_and_many_have_their_own():
+def test_two_classes_have_one_logit_and_more_have_one_each():
     x, y = load_breast_cancer(return_X_y=True)
     two = SparseFederatedClassifier(0.2, rounds=5, random_state=0).fit(x, np.where(y, "benign", "malignant"))
     assert two.coef_.shape == (1, 30) and list(two.classes_) == ["benign", "malignant"]
@@ -100,15 +100,15 @@ def test_two_classes_share_one_logit_and_many_have_their_own():
     assert many.coef_.shape == (3, 13) and many.intercept_.shape == (3,) and many.score(x, y) > 0.9
 
 
-@pytest.mark.parametrize("held", [np.asarray, csr_matrix])
-def test_many_labels_are_a_matrix_dense_or_sparse(held):
+@pytest.mark.parametrize("convert", [np.asarray, csr_matrix])
+def test_several_labels_are_a_matrix_dense_or_sparse(convert):
     x, y = make_multilabel_classification(n_samples=80, n_features=8, n_classes=3, random_state=0)
-    model = SparseFederatedClassifier(0.5, rounds=5, random_state=0).fit(x, held(y))
+    model = SparseFederatedClassifier(0.5, rounds=5, random_state=0).fit(x, convert(y))
     assert model.predict(x).shape == model.predict_proba(x).shape == y.shape and nonzero(model) == 12
     assert (model.predict(x) == y).mean() > 0.7
 
 
-def test_sparse_rows_stay_sparse_and_predict_as_dense_ones():
+def test_sparse_examples_stay_sparse_and_predict_like_dense_ones():
     x, y = load_breast_cancer(return_X_y=True)
     x = MinMaxScaler().fit_transform(x)
     x[x < 0.2] = 0
@@ -118,7 +118,7 @@ def test_sparse_rows_stay_sparse_and_predict_as_dense_ones():
 
 
 @pytest.mark.parametrize("cls", BOTH)
-def test_a_seed_repeats_bit_for_bit_and_a_pickle_says_the_same(cls):
+def test_a_seed_repeats_bit_for_bit_and_a_pickle_predicts_the_same(cls):
     x, y = rows_of(cls)
     model = cls(0.2, rounds=3, random_state=3, partition="quantity", participation=0.5).fit(x, y)
     again = clone(model).fit(x, y)
@@ -145,11 +145,11 @@ def test_warm_start_means_more_rounds():
     model.fit(x, y)
     assert model.n_iter_ == len(model.history_) == 8 and [row["round"] for row in model.history_] == [*range(1, 9)]
     assert model.bytes_up_ > up and model.history_[4]["r2"] > first - 0.1
-    with pytest.raises(ValueError, match="same classes"):
+    with pytest.raises(ValueError, match="classes of the previous fit"):
         SparseFederatedClassifier(rounds=1, warm_start=True).fit(x, y > 100).fit(x, y > 100, groups=y > 1).fit(x, np.round(y / 100))
 
 
-def test_history_adds_up_to_the_bytes_and_the_units():
+def test_bytes_are_the_sum_of_history_and_standardization():
     x, y = load_diabetes(return_X_y=True)
     model = SparseFederatedRegressor(0.5, rounds=3, n_clients=5).fit(x, y)
     agreeing = 5 * 4 * 2 * (10 + 1)
@@ -163,18 +163,18 @@ def test_groups_are_the_clients():
     names = np.array(["north", "south", "west"])[np.arange(len(y)) % 3]
     model = SparseFederatedRegressor(0.5, rounds=2).fit(x, y, groups=names)
     assert all(row["clients"] == [0, 1, 2] for row in model.history_)
-    with pytest.raises(ValueError, match="row 1 is nobody's; fill in the 2 missing"):
+    with pytest.raises(ValueError, match="2 are missing, first example 1; fill them in"):
         SparseFederatedRegressor(rounds=1).fit(x[:4], y[:4], groups=["a", None, "b", np.nan])
     with pytest.raises(ValueError, match="n_clients=7 contradicts groups"):
         SparseFederatedRegressor(0.5, rounds=2, n_clients=7).fit(x, y, groups=names)
 
 
-def test_there_are_never_more_clients_than_rows():
+def test_there_are_never_more_clients_than_examples():
     x, y = load_diabetes(return_X_y=True)
     assert SparseFederatedRegressor(rounds=1, n_clients=50).fit(x[:6], y[:6]).history_[0]["clients"] == [0, 1, 2, 3, 4, 5]
 
 
-def test_groups_travel_through_pipelines_and_searches():
+def test_groups_reach_the_estimator_in_pipelines_and_searches():
     x, y = load_breast_cancer(return_X_y=True)
     groups = np.arange(len(y)) % 6
     with sklearn.config_context(enable_metadata_routing=True):
@@ -196,14 +196,14 @@ def test_pipelines_searches_and_selectors_work_without_routing():
     assert 1 <= chosen.transform(x).shape[1] <= 2 or chosen.transform(x).shape[1] == int(chosen.estimator_.get_support().sum())
 
 
-def test_a_method_may_bring_its_own_options():
+def test_an_algorithm_object_keeps_its_options():
     x, y = load_diabetes(return_X_y=True)
     model = SparseFederatedRegressor(0.5, algorithm=Sieve(server_learning_rate=1.0, bits=32), rounds=3, random_state=0)
     assert nonzero(clone(model).fit(x, y)) == 5
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"density": 0}, "density is the fraction"),
         ({"density": "half"}, "density is the fraction"),
@@ -213,16 +213,16 @@ def test_a_method_may_bring_its_own_options():
         ({"algorithm": "flop"}, "unknown algorithm 'flop'"),
         ({"algorithm": 3}, "unknown algorithm 3"),
         ({"partition": "random"}, "unknown partition 'random'"),
-        ({"partition": "label"}, "needs one class a row"),
+        ({"partition": "label"}, "needs one class per example"),
     ],
 )
-def test_wrong_parameters_are_refused_with_their_names(wrong, said):
+def test_invalid_parameters_are_refused_with_their_names(wrong, message):
     x, y = load_diabetes(return_X_y=True)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         SparseFederatedRegressor(**{"rounds": 1, **wrong}).fit(x, y)
 
 
-def test_weights_of_rows_are_refused_with_the_reason():
+def test_sample_weight_is_refused_with_the_reason():
     x, y = load_diabetes(return_X_y=True)
     with pytest.raises(TypeError, match="fit takes no sample_weight"):
         SparseFederatedRegressor().fit(x, y, sample_weight=np.ones(len(y)))
@@ -230,7 +230,7 @@ def test_weights_of_rows_are_refused_with_the_reason():
         SparseFederatedRegressor().get_support()
 
 
-def test_verbose_speaks_and_is_silent_by_default(capsys):
+def test_verbose_shows_progress_and_the_default_is_silent(capsys):
     x, y = load_diabetes(return_X_y=True)
     SparseFederatedRegressor(rounds=2).fit(x, y)
     assert capsys.readouterr().err == ""

@@ -1,4 +1,4 @@
-"""The PyTorch face: modules in, plain modules with exact zeros out."""
+"""`fedsieve.fit`: the module it returns, its callback, and the input it refuses."""
 
 import subprocess
 import sys
@@ -18,8 +18,8 @@ from fedsieve.algorithms.sieve import Sieve
 SHORT = Sieve(**{**NETWORK_DEFAULTS, "local_steps": 10})
 
 
-def rows(clients=3, count=40, seed=0):
-    """Two classes told apart by the first two of six features."""
+def make_clients(clients=3, count=40, seed=0):
+    """Two classes that depend on the first two of six features."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(clients, count, 6)).astype(np.float32)
     return [(torch.from_numpy(part), torch.from_numpy((part[:, 0] + part[:, 1] > 0).astype(np.int64))) for part in x]
@@ -38,8 +38,8 @@ def accuracy(module, clients):
     return float(np.mean([(module(x).argmax(1) == y).float().mean() for x, y in clients]))
 
 
-def test_the_module_handed_back_is_plain_exact_and_better():
-    clients, before = rows(), network()
+def test_the_module_is_a_plain_one_with_exact_zeros_and_better():
+    clients, before = make_clients(), network()
     kept = deepcopy(before.state_dict())
     model, run = fedsieve.fit(before, functional.cross_entropy, clients, density=0.3, algorithm=SHORT, rounds=10)
     assert type(model) is nn.Sequential and model is not before
@@ -50,8 +50,8 @@ def test_the_module_handed_back_is_plain_exact_and_better():
     assert run.history[-1]["loss"] < run.history[0]["loss"]
 
 
-def test_it_loads_where_this_package_cannot_be_imported(tmp_path):
-    clients = rows()
+def test_the_module_loads_without_fedsieve(tmp_path):
+    clients = make_clients()
     model, _ = fedsieve.fit(network(), nn.CrossEntropyLoss(), clients, density=0.3, algorithm=SHORT, rounds=2)
     torch.save(model, tmp_path / "whole.pt")
     torch.save(model.state_dict(), tmp_path / "state.pt")
@@ -61,19 +61,19 @@ import sys
 sys.modules["fedsieve"] = None
 import torch
 from torch import nn
-x, said = torch.load(r"{tmp_path / "answers.pt"}")
+x, expected = torch.load(r"{tmp_path / "answers.pt"}")
 whole = torch.load(r"{tmp_path / "whole.pt"}", weights_only=False)
 again = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
 again.load_state_dict(torch.load(r"{tmp_path / "state.pt"}"))
-assert torch.equal(whole(x), said) and torch.equal(again(x), said)
+assert torch.equal(whole(x), expected) and torch.equal(again(x), expected)
 assert not [name for name in sys.modules if name.startswith("fedsieve.")]
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_pairs_datasets_and_loaders_of_the_same_rows_are_the_same_clients():
-    clients = rows()
+def test_pairs_datasets_and_loaders_of_the_same_examples_give_equal_results():
+    clients = make_clients()
     forms = [
         clients,
         [(x.numpy(), y.numpy()) for x, y in clients],
@@ -85,7 +85,7 @@ def test_pairs_datasets_and_loaders_of_the_same_rows_are_the_same_clients():
         assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), model.parameters(), strict=True))
 
 
-def test_a_callback_sees_every_round_and_can_stop():
+def test_a_callback_is_called_every_round_and_can_stop():
     seen = []
 
     def stop_after_three(fit):
@@ -93,16 +93,16 @@ def test_a_callback_sees_every_round_and_can_stop():
         return fit.rounds == 3
 
     model, run = fedsieve.fit(
-        network(), functional.cross_entropy, rows(), density=0.3, algorithm=SHORT, rounds=20, callback=stop_after_three
+        network(), functional.cross_entropy, make_clients(), density=0.3, algorithm=SHORT, rounds=20, callback=stop_after_three
     )
     assert [number for number, _, _ in seen] == [1, 2, 3] and run.rounds == 3
     assert {count for _, count, _ in seen} == {22} and seen[-1][2] == run.bytes_up and nonzero(model) == 22
     with pytest.raises(TypeError, match="return True to stop"):
-        fedsieve.fit(network(), functional.cross_entropy, rows(), density=0.3, algorithm=SHORT, rounds=2, callback=lambda fit: 0.7)
+        fedsieve.fit(network(), functional.cross_entropy, make_clients(), density=0.3, algorithm=SHORT, rounds=2, callback=lambda fit: 0.7)
 
 
-def test_pretrained_weights_are_where_it_begins():
-    clients, module = rows(), network()
+def test_training_starts_from_the_weights_of_the_module():
+    clients, module = make_clients(), network()
     optimizer = torch.optim.Adam(module.parameters(), 0.05)
     for _ in range(60):
         optimizer.zero_grad()
@@ -118,20 +118,24 @@ def test_pretrained_weights_are_where_it_begins():
 def test_frozen_parameters_are_neither_trained_nor_sent_nor_counted():
     module = network()
     module[0].requires_grad_(False)
-    model, run = fedsieve.fit(module, functional.cross_entropy, rows(), density=0.5, algorithm=SHORT, rounds=2)
+    model, run = fedsieve.fit(module, functional.cross_entropy, make_clients(), density=0.5, algorithm=SHORT, rounds=2)
     assert torch.equal(model[0].weight, module[0].weight) and run.nonzero == 9 == nonzero(model[2])
     assert not model[0].weight.requires_grad
 
 
-def test_free_parameters_are_kept_and_not_counted():
-    model, run = fedsieve.fit(network(), functional.cross_entropy, rows(), density=0.25, algorithm=SHORT, rounds=2, ungated="*.bias")
+def test_ungated_parameters_are_kept_and_not_counted():
+    model, run = fedsieve.fit(
+        network(), functional.cross_entropy, make_clients(), density=0.25, algorithm=SHORT, rounds=2, ungated="*.bias"
+    )
     assert run.nonzero == 16 and run.density == 0.25
     assert bool((model[0].bias != 0).all() and (model[2].bias != 0).all())
 
 
 def test_whole_neurons_are_kept_or_dropped():
     plain = Sieve(**{**NETWORK_DEFAULTS, **{name: getattr(Sieve, name) for name in DENSITY_ANNEALING}, "local_steps": 5})
-    model, _ = fedsieve.fit(network(), functional.cross_entropy, rows(), density=0.5, algorithm=plain, rounds=2, gate_granularity="neuron")
+    model, _ = fedsieve.fit(
+        network(), functional.cross_entropy, make_clients(), density=0.5, algorithm=plain, rounds=2, gate_granularity="neuron"
+    )
     counts = (model[0].weight != 0).sum(1)
     assert set(counts.tolist()) <= {0, 6}
 
@@ -148,7 +152,7 @@ def test_tied_weights_stay_tied():
             return self.two(torch.tanh(self.one(x)))
 
     torch.manual_seed(0)
-    model, run = fedsieve.fit(Tied(), functional.cross_entropy, rows(), density=0.5, algorithm=SHORT, rounds=2)
+    model, run = fedsieve.fit(Tied(), functional.cross_entropy, make_clients(), density=0.5, algorithm=SHORT, rounds=2)
     assert model.one.weight is model.two.weight and run.nonzero == 24
 
 
@@ -160,7 +164,7 @@ def test_a_seed_repeats_bit_for_bit_with_dropout_and_convolutions():
     assert all(torch.equal(a, b) for a, b in zip(pair[0].parameters(), pair[1].parameters(), strict=True))
 
 
-def test_regression_in_double_precision_with_a_method_by_name():
+def test_regression_in_double_precision_with_an_algorithm_by_name():
     rng = np.random.default_rng(0)
     clients = [(x, x[:, :1] * 2) for x in rng.normal(size=(3, 50, 4))]
     model, run = fedsieve.fit(
@@ -171,34 +175,37 @@ def test_regression_in_double_precision_with_a_method_by_name():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"clients": []}, "clients is empty"),
-        ({"clients": rows()[0][0]}, "got one Tensor"),
+        ({"clients": make_clients()[0][0]}, "got a Tensor"),
         ({"clients": [1, 2]}, "client 0 must be a pair"),
-        ({"clients": [(torch.zeros(3, 6), torch.zeros(2))]}, "3 rows x but 2 targets"),
-        ({"clients": [(torch.zeros(3, 6), torch.zeros(3).long()), (torch.zeros(3, 5), torch.zeros(3).long())]}, "alike at all clients"),
-        ({"clients": [(torch.zeros(3, 5), torch.zeros(3).long())]}, "cannot take these rows"),
-        ({"clients": [(torch.zeros(0, 6), torch.zeros(0).long())]}, "no client holds a row"),
+        ({"clients": [(torch.zeros(3, 6), torch.zeros(2))]}, "3 examples in x but 2 targets"),
+        (
+            {"clients": [(torch.zeros(3, 6), torch.zeros(3).long()), (torch.zeros(3, 5), torch.zeros(3).long())]},
+            "one shape and type at all clients",
+        ),
+        ({"clients": [(torch.zeros(3, 5), torch.zeros(3).long())]}, "do not accept these examples"),
+        ({"clients": [(torch.zeros(0, 6), torch.zeros(0).long())]}, "no client has an example"),
         ({"loss": nn.CrossEntropyLoss(reduction="none")}, "one number"),
         ({"density": 0}, "density must be above 0"),
         ({"density": 0.001}, "keeps none"),
         ({"algorithm": "flop"}, "unknown algorithm 'flop'"),
         ({"module": nn.Linear}, "must be a torch.nn.Module"),
-        ({"ungated": "*.bais"}, "fits no parameter; there are 0.weight"),
+        ({"ungated": "*.bais"}, "matches no parameter; there are 0.weight"),
         ({"rounds": 0}, "rounds must be at least 1"),
         ({"participation": 0}, "participation is the fraction"),
         ({"gate_granularity": "layer"}, "unknown gate_granularity 'layer'"),
         ({"module": nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))}, "running statistics"),
     ],
 )
-def test_what_cannot_work_is_refused_before_the_first_round(wrong, said):
-    settings = {"module": network(), "loss": functional.cross_entropy, "clients": rows(), "density": 0.3, "rounds": 1, **wrong}
-    with pytest.raises(ValueError, match=said):
+def test_invalid_input_is_refused_before_the_first_round(wrong, message):
+    settings = {"module": network(), "loss": functional.cross_entropy, "clients": make_clients(), "density": 0.3, "rounds": 1, **wrong}
+    with pytest.raises(ValueError, match=message):
         fedsieve.fit(settings.pop("module"), settings.pop("loss"), settings.pop("clients"), **settings)
 
 
-def test_a_client_without_rows_takes_no_part():
-    clients = [*rows(2), (torch.zeros(0, 6), torch.zeros(0).long())]
+def test_a_client_without_examples_does_not_participate():
+    clients = [*make_clients(2), (torch.zeros(0, 6), torch.zeros(0).long())]
     _, run = fedsieve.fit(network(), functional.cross_entropy, clients, density=0.3, algorithm=SHORT, rounds=1)
     assert run.history[0]["clients"] == [0, 1]

@@ -201,18 +201,24 @@ class SparseFederated(BaseEstimator):
         if groups is None:
             partition = Partition(self.partition or Partition.IID)
             if partition is Partition.LABEL and labels is None:
-                raise ValueError("partition 'label' needs one class per example, which this target does not have; use 'quantity', 'iid' or 'clusters'")
+                raise ValueError(
+                    "partition 'label' needs one class per example, which this target does not have; use 'quantity', 'iid' or 'clusters'"
+                )
             clients = min(self.n_clients or DEFAULT_NUM_CLIENTS, x.shape[0])
             parts = partition_indices(x, labels, PartitionSpec(clients, partition, DIRICHLET_ALPHA), generator(seed, "partition"))
             return np.concatenate(parts), np.array([len(part) for part in parts])
         for name in ("n_clients", "partition"):
             if getattr(self, name) is not None:
-                raise ValueError(f"{name}={getattr(self, name)!r} contradicts groups, which assigns each example to a client; leave one of them out")
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} contradicts groups, which assigns each example to a client; leave one of them out"
+                )
         groups = column_or_1d(groups)
         check_consistent_length(x, groups)
         missing = [index for index, group in enumerate(groups) if group is None or group != group]  # NaN differs from itself
         if missing:
-            raise ValueError(f"groups must name a client for each example; {len(missing)} are missing, first example {missing[0]}; fill them in")
+            raise ValueError(
+                f"groups must name a client for each example; {len(missing)} are missing, first example {missing[0]}; fill them in"
+            )
         _, client = np.unique(groups, return_inverse=True)
         return np.argsort(client, kind="stable"), np.bincount(client)
 
@@ -326,8 +332,7 @@ def reject_fit_arguments(arguments: dict[str, Any]) -> None:
     """Refuse sample_weight and unknown arguments of fit."""
     if "sample_weight" in arguments:
         raise TypeError(
-            "fit takes no sample_weight, because clients draw whole examples into batches; "
-            "repeat the examples that should count more"
+            "fit takes no sample_weight, because clients draw whole examples into batches; repeat the examples that should count more"
         )
     if arguments:
         raise TypeError(f"fit takes X, y and groups; got {', '.join(arguments)} as well")

@@ -194,7 +194,9 @@ def snapshot(module: nn.Module, objective: Module, theta: Tensor, history: list[
 def stack_clients(clients: Sequence[ClientExamples], device: torch.device) -> tuple[Tensor, Tensor, np.ndarray]:
     """Return the examples of all clients in the order of the clients, and the number of examples of each."""
     if isinstance(clients, (Dataset, DataLoader, Tensor, np.ndarray)) or not isinstance(clients, Sequence):
-        raise ValueError(f"clients must be a list with the examples of each client; got a {type(clients).__name__}; put a single client into a list")
+        raise ValueError(
+            f"clients must be a list with the examples of each client; got a {type(clients).__name__}; put a single client into a list"
+        )
     if not clients:
         raise ValueError("clients is empty; give the examples of at least one client")
     parts = [client_tensors(client, number) for number, client in enumerate(clients)]

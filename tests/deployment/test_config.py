@@ -46,8 +46,21 @@ def test_every_key_of_the_run_config_has_an_effect():
         "data.path": "mine",
     }
     deployment = deployment_config(config, OBJECTIVE)
-    assert (deployment.clients, deployment.rounds, deployment.seed, deployment.participation, deployment.quorum, deployment.retries) == (3, 7, 5, 0.5, 1.0, 4)
-    assert (deployment.round_seconds, deployment.start_seconds, deployment.threads, str(deployment.run_dir), deployment.dtype) == (9, 8.5, 2, "/x", torch.float64)
+    assert (deployment.clients, deployment.rounds, deployment.seed, deployment.participation, deployment.quorum, deployment.retries) == (
+        3,
+        7,
+        5,
+        0.5,
+        1.0,
+        4,
+    )
+    assert (deployment.round_seconds, deployment.start_seconds, deployment.threads, str(deployment.run_dir), deployment.dtype) == (
+        9,
+        8.5,
+        2,
+        "/x",
+        torch.float64,
+    )
     algorithm = deployment.algorithm
     assert (algorithm.density, algorithm.client_weighting, algorithm.local_steps, algorithm.batch_size, algorithm.learning_rate) == (
         0.2,

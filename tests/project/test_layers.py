@@ -1,4 +1,4 @@
-"""The house's walls: who may import whom, and what the command line may not wait for."""
+"""Import directions between the folders, and what may not be imported at start-up."""
 
 import ast
 import subprocess
@@ -66,7 +66,7 @@ def test_modules_that_every_layer_uses_import_nothing_of_the_package(part):
     assert not [name for name in imported(SOURCE / f"{part}.py") if name.startswith("fedsieve")]
 
 
-def test_every_folder_has_a_layer_and_the_root_holds_at_most_six_modules():
+def test_every_folder_has_a_layer_and_the_root_at_most_six_modules():
     assert {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"} == set(LAYERS)
     assert len(list(SOURCE.glob("*.py"))) <= 6
 
@@ -95,19 +95,19 @@ def test_no_two_modules_import_each_other():
 
 
 @pytest.mark.parametrize("part", OUTSIDE)
-def test_the_inner_layers_need_little_from_outside(part):
+def test_inner_layers_import_few_packages(part):
     for path in modules(part):
         outside = {name.split(".")[0] for name in imported(path)} - {"fedsieve"} - set(sys.stdlib_module_names)
         assert outside <= OUTSIDE[part], path
 
 
-def test_one_file_alone_imports_flwr():
+def test_only_one_file_imports_flwr():
     importing = [path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py") if any(n.startswith("flwr") for n in imported(path))]
-    apps = [path for path in importing if "template/" in path]  # what a user owns
+    apps = [path for path in importing if "template/" in path]  # belongs to the user
     assert sorted(set(importing) - set(apps)) == ["deployment/flower.py"]
 
 
-def test_a_flower_client_loads_torch_numpy_and_flwr_and_no_more_of_ours():
+def test_a_flower_client_imports_only_torch_numpy_and_flwr():
     """An edge device has no plotting, no scikit-learn, no report, no command line."""
     app = SOURCE / "deployment" / "template"
     code = f"import sys; sys.path.insert(0, {str(app)!r}); import app.client_app; print(*sorted(sys.modules))"
@@ -118,20 +118,19 @@ def test_a_flower_client_loads_torch_numpy_and_flwr_and_no_more_of_ours():
     assert not [name for name in done.stdout.split() if name.startswith(("fedsieve.report", "fedsieve.experiments", "fedsieve.data"))]
 
 
-def test_the_report_reads_the_store_and_nothing_else():
+def test_the_report_imports_only_readers_of_stored_results():
     for path in modules("report"):
         inside = {name for name in imported(path) if name.startswith("fedsieve.") and not name.startswith("fedsieve.report")}
         assert inside <= {
-            "fedsieve.experiments",
+            "fedsieve.storage.run_directory",
             "fedsieve.studies.results",
             "fedsieve.models.sparse_model",
             "fedsieve.formatting",
-            "fedsieve.cli.options",
         }, path
         assert "torch" not in set(imported(path))
 
 
-def test_the_store_needs_no_torch():
+def test_the_run_directory_needs_no_torch():
     assert not {"torch", "fedsieve.core"} & set(imported(SOURCE / "storage" / "run_directory.py"))
 
 
@@ -142,16 +141,16 @@ def test_the_core_has_no_files_no_clock_no_global_random_state(forbidden):
             assert forbidden not in path.read_text(), path
 
 
-@pytest.mark.parametrize("words", ["['--help']", "[]", "['--version']"])
-def test_help_answers_without_torch(words):
-    code = f"import sys; from fedsieve.cli.main import main; sys.exit(main({words}) or ('torch' in sys.modules) * 9)"
+@pytest.mark.parametrize("argv", ["['--help']", "[]", "['--version']"])
+def test_help_imports_no_torch(argv):
+    code = f"import sys; from fedsieve.cli.main import main; sys.exit(main({argv}) or ('torch' in sys.modules) * 9)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout
 
 
 def test_help_imports_no_numpy():
-    """It would take a quarter of the time help takes."""
+    """Importing numpy would take a quarter of the time of `--help`."""
     code = "import sys; from fedsieve.cli.main import main; main(['--help']); sys.exit(('numpy' in sys.modules) * 9)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -121,7 +121,7 @@ def run(
         if state != COMPLETED_STATUS or not (run_dir / run_directory.RESULT).exists():
             reason = failure_reason(run_dir, run_id, details)
             raise LocalClusterError(
-                f"the run ended as {state}: {reason}; logs are in {run_dir / 'logs'}; after fixing the cause, {resume_hint(folder, run_dir)}"
+                f"the run ended as {state}: {reason}; logs are in {run_dir / 'logs'}; fix the cause, then {resume_hint(folder, run_dir)}"
             )
     result = {**json_text.loads((run_dir / run_directory.RESULT).read_text()), "run": str(run_dir)}
     if json:

@@ -60,7 +60,9 @@ class LocalCluster:
         deadline = time.monotonic() + START_SECONDS
         while not is_listening(self.port):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise LocalClusterError(f"the superlink does not listen on port {self.port}; the end of its log: {self.log_tail('superlink')}")
+                raise LocalClusterError(
+                    f"the superlink does not listen on port {self.port}; the end of its log: {self.log_tail('superlink')}"
+                )
             time.sleep(0.1)
 
     def start_node(

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedsieve.deployment.flower import FlowerExchange, QuorumError
 from fedsieve.deployment.config import DeploymentConfig
+from fedsieve.deployment.flower import FlowerExchange, QuorumError
 from fedsieve.experiments.run_info import layout_info
 from fedsieve.experiments.training import MeasuredRound, RunState, compute_gate_histogram, traffic_columns
 from fedsieve.models.sparse_model import ModelMetadata, SparseModel, to_safetensors
