@@ -162,7 +162,7 @@ def test_groups_are_the_clients():
     x, y = load_diabetes(return_X_y=True)
     names = np.array(["north", "south", "west"])[np.arange(len(y)) % 3]
     model = SparseFederatedRegressor(0.5, rounds=2).fit(x, y, groups=names)
-    assert all(row["clients"] == [0, 1, 2] for row in model.history_)
+    assert all(row["cohort"] == [0, 1, 2] for row in model.history_)
     with pytest.raises(ValueError, match="2 are missing, first example 1; fill them in"):
         SparseFederatedRegressor(rounds=1).fit(x[:4], y[:4], groups=["a", None, "b", np.nan])
     with pytest.raises(ValueError, match="n_clients=7 contradicts groups"):
@@ -171,7 +171,7 @@ def test_groups_are_the_clients():
 
 def test_there_are_never_more_clients_than_examples():
     x, y = load_diabetes(return_X_y=True)
-    assert SparseFederatedRegressor(rounds=1, n_clients=50).fit(x[:6], y[:6]).history_[0]["clients"] == [0, 1, 2, 3, 4, 5]
+    assert SparseFederatedRegressor(rounds=1, n_clients=50).fit(x[:6], y[:6]).history_[0]["cohort"] == [0, 1, 2, 3, 4, 5]
 
 
 def test_groups_reach_the_estimator_in_pipelines_and_searches():
@@ -182,7 +182,7 @@ def test_groups_reach_the_estimator_in_pipelines_and_searches():
         search = GridSearchCV(
             make_pipeline(MinMaxScaler(), model), {"sparsefederatedclassifier__density": [0.05, 0.3]}, cv=GroupKFold(3), refit=True
         ).fit(x, y, groups=groups)
-        assert search.best_estimator_[-1].history_[0]["clients"] == [0, 1, 2, 3, 4, 5]
+        assert search.best_estimator_[-1].history_[0]["cohort"] == [0, 1, 2, 3, 4, 5]
     assert search.best_score_ > 0.8
 
 

@@ -208,4 +208,4 @@ def test_invalid_input_is_refused_before_the_first_round(wrong, message):
 def test_a_client_without_examples_does_not_participate():
     clients = [*make_clients(2), (torch.zeros(0, 6), torch.zeros(0).long())]
     _, run = fedsieve.fit(network(), functional.cross_entropy, clients, density=0.3, algorithm=SHORT, rounds=1)
-    assert run.history[0]["clients"] == [0, 1]
+    assert run.history[0]["cohort"] == [0, 1]

@@ -23,7 +23,7 @@ _MODULES = {
     "PacketError": "fedsieve.wire",
     "Population": "fedsieve.runtime.rounds",
     "read_model": "fedsieve.models.sparse_model",
-    "run_rounds": "fedsieve.experiments.training",
+    "run_rounds": "fedsieve.experiments.runner",
     "RunConfig": "fedsieve.experiments.config",
     "Simulation": "fedsieve.experiments.simulation",
     "SparseFederatedClassifier": "fedsieve.estimators",

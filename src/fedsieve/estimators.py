@@ -22,10 +22,11 @@ from fedsieve.core.random import derive_key, generator
 from fedsieve.data import standardization
 from fedsieve.data.federated_dataset import Matrix, PartitionSpec, partition_indices
 from fedsieve.data.partition import Partition
-from fedsieve.experiments.tasks import METRICS_BY_LOSS, user_data_defaults
-from fedsieve.experiments.training import raise_if_diverged, traffic_columns
+from fedsieve.experiments.tasks import user_data_defaults
 from fedsieve.formatting import ProgressBar, format_number
 from fedsieve.objectives.linear import Linear, Loss
+from fedsieve.runtime.evaluation import measure_rounds
+from fedsieve.runtime.metrics import METRICS_BY_LOSS
 from fedsieve.runtime.simulate import simulate, single_threaded
 
 DEFAULT_NUM_CLIENTS = 10
@@ -160,14 +161,10 @@ class SparseFederated(BaseEstimator):
         )
         history = self.history_ if resumed else []
         with single_threaded(), ProgressBar(self.rounds, type(self).__name__, "round", quiet=not self.verbose) as bar:
-            for done in rounds:
-                theta = algorithm.parameters(done.server)
-                raise_if_diverged(algorithm, done, algorithm.unprojected_parameters(done.server))
-                row = {"round": before + done.round + 1, **measure(objective.predict(theta, seen), targets[sample])}
-                row |= {name: float(value) for name, value in algorithm.diagnostics(done.server).items()}
-                history = [*history, row | traffic_columns(done.uplink, done.downlink) | {"clients": done.cohort}]
-                bar.advance(f"{metric} {format_number(row[metric])}")
-        self.coef_, self.intercept_ = units.to_original(*objective.unflatten(theta))
+            for measured in measure_rounds(algorithm, rounds, lambda theta: measure(objective.predict(theta, seen), targets[sample])):
+                history = [*history, measured.metrics | {"round": before + measured.metrics["round"]}]
+                bar.advance(f"{metric} {format_number(measured.metrics[metric])}")
+        self.coef_, self.intercept_ = units.to_original(*objective.unflatten(measured.parameters))
         self.history_, self.n_iter_ = history, before + self.rounds
         agreeing = units.bytes_each_way * int((counts > 0).sum()) + (self.standardization_bytes_ if resumed else 0)
         self.standardization_bytes_ = agreeing

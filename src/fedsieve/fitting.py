@@ -16,9 +16,9 @@ from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.algorithms.defaults import NETWORK_DEFAULTS, select_supported
 from fedsieve.core.random import generator
 from fedsieve.experiments.tasks import USER_DATA_SIEVE
-from fedsieve.experiments.training import raise_if_diverged, traffic_columns
 from fedsieve.formatting import ProgressBar, format_number
 from fedsieve.objectives.module import GateGranularity, Module
+from fedsieve.runtime.evaluation import measure_rounds
 from fedsieve.runtime.simulate import simulate, single_threaded
 
 MAX_EVALUATED_EXAMPLES = 1000
@@ -118,20 +118,20 @@ def fit(
     total = resolved_algorithm.default_rounds if rounds is None else rounds
     steps = simulate(resolved_algorithm, objective, x, y, counts, participation=participation, rounds=total, seed=seed, weights=given)
     sample = torch.from_numpy(generator(seed, "measured").permutation(len(y))[:MAX_EVALUATED_EXAMPLES]).to(given.device)
-    seen, wanted = x[sample], y[sample]
+    inputs, targets = x[sample], y[sample]
     history: list[dict[str, Any]] = []
+
+    def evaluate(parameters: Tensor) -> dict[str, float]:
+        return {"loss": float(loss(objective.predict(parameters, inputs), targets))}
+
     with single_threaded(), ProgressBar(total, "fit", "round", quiet=not verbose) as bar:
-        for done in steps:
-            theta = resolved_algorithm.parameters(done.server)
-            raise_if_diverged(resolved_algorithm, done, resolved_algorithm.unprojected_parameters(done.server))
-            row = {"round": done.round + 1, "loss": float(loss(objective.predict(theta, seen), wanted))}
-            row |= {name: float(value) for name, value in resolved_algorithm.diagnostics(done.server).items()}
-            history.append(row | traffic_columns(done.uplink, done.downlink) | {"clients": done.cohort})
-            bar.advance(f"loss {format_number(row['loss'])}")
-            if callback is not None and should_stop(callback(snapshot(module, objective, theta, history))):
+        for measured in measure_rounds(resolved_algorithm, steps, evaluate):
+            history.append(measured.metrics)
+            bar.advance(f"loss {format_number(measured.metrics['loss'])}")
+            if callback is not None and should_stop(callback(snapshot(module, objective, measured.parameters, history))):
                 break
-    found = snapshot(module, objective, theta, history)
-    return found.module, found
+    result = snapshot(module, objective, measured.parameters, history)
+    return result.module, result
 
 
 def check_patterns(patterns: Sequence[str] | str, module: nn.Module) -> tuple[str, ...]:

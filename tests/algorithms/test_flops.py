@@ -16,8 +16,8 @@ from fedsieve.core.schedules import DensitySchedule, LogAlphaScaling
 from fedsieve.core.types import Batch, Clock, Reply
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import FederationConfig, RunConfig
+from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
-from fedsieve.experiments.training import run_rounds
 from fedsieve.objectives.linear import Linear, Loss
 
 OBJECTIVE = Linear(loss=Loss.SQUARED, num_features=12)

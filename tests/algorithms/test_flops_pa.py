@@ -187,8 +187,8 @@ def test_every_recipe_recovers_a_sparse_truth(recipe):
     """Decision E9: on an easy regression all recipes that run find every true weight."""
     from fedsieve.data.synthetic import Synthetic
     from fedsieve.experiments.config import FederationConfig, RunConfig
+    from fedsieve.experiments.runner import run_rounds
     from fedsieve.experiments.simulation import Simulation
-    from fedsieve.experiments.training import run_rounds
 
     run = RunConfig(
         algorithm_name="flops-pa",

@@ -11,8 +11,8 @@ from fedsieve.core.schedules import DensitySchedule
 from fedsieve.core.types import Clock
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import FederationConfig, RunConfig
+from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
-from fedsieve.experiments.training import run_rounds
 
 FALLING = {"density_schedule": DensitySchedule.CUBIC}
 MOMENTUM = {"server_optimizer": Optimizer.MOMENTUM}

@@ -10,8 +10,8 @@ from fedsieve.core.schedules import DensitySchedule
 from fedsieve.core.types import Algorithm
 from fedsieve.data.synthetic import Shift, Synthetic
 from fedsieve.experiments.config import FederationConfig, RunConfig
+from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
-from fedsieve.experiments.training import run_rounds
 
 pytestmark = pytest.mark.usefixtures("few_test_rows")
 DATA = Synthetic(num_examples=400, num_features=50, num_classes=3, true_density=0.1)

@@ -12,8 +12,8 @@ from fedsieve.core.quantization import Coding
 from fedsieve.core.types import Batch, Reply
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import FederationConfig, RunConfig
+from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
-from fedsieve.experiments.training import run_rounds
 from helpers.sieve import MODEL, POLISH, SEARCH, SIEVE, begun, draw, stepped, trained
 
 

@@ -146,7 +146,7 @@ def test_the_command_runs_an_app_and_writes_a_run_directory(tmp_path, capfd):
     assert main(["flower", "new", "app"]) == 0
     assert main(["flower", "run", "app", "--nodes", "3", "--run-config", "rounds=2", "--json", "--out", "run"]) == 0
     result = json.loads(capfd.readouterr().out.splitlines()[-1])
-    assert result["rounds"] == 2 and result["nonzero"] == 208 and result["accuracy"] > 0.5 and result["rejected"] == {}
+    assert result["rounds"] == 2 and result["nonzero"] == 208 and result["accuracy"] > 0.5 and result["rejected_by_client"] == {}
     assert main(["flower", "run", "app", "--nodes", "3", "--simulation", "--run-config", "rounds=2", "--quiet", "--out", "simulated"]) == 0
     models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "simulated")]
     assert models[0] == models[1]

@@ -42,7 +42,7 @@ QUICK = [*SMALL, "--federation.participation", "0.3", "--rounds", "3", "--algori
 PROMISED = [
     "run",
     "task",
-    "method",
+    "algorithm",
     "seed",
     "rounds",
     "metric",
@@ -130,7 +130,7 @@ def test_flags_win_over_the_settings_file(capsys, tmp_path):
     (tmp_path / "s.toml").write_text('seed = 5\ndensity = 0.2\n[data]\nnum-examples = 200\n[algorithm]\nname = "fed-avg"\n')
     assert main(["train", "--config", "s.toml", "--json", "--quiet", *QUICK, "--seed", "6"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert result["seed"] == 6 and result["method"] == "fed-avg"
+    assert result["seed"] == 6 and result["algorithm"] == "fed-avg"
 
 
 def test_the_table_says_what_was_kept_found_and_sent(capsys):
@@ -263,7 +263,7 @@ def test_compare_shows_means_and_paired_differences_at_equal_rounds_and_bytes(ca
     assert main(["compare", *words, "--algorithm.local-steps", "4", "--json", "--quiet"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["seeds"] == [1, 2] and result["base"] == "fed-iter-ht"
-    cheap, dense = result["methods"]["fed-iter-ht"], result["methods"]["fed-avg"]
+    cheap, dense = result["algorithms"]["fed-iter-ht"], result["algorithms"]["fed-avg"]
     assert cheap["equal_bytes"]["values"] == cheap["equal_rounds"]["values"]
     assert dense["bytes_up"] > cheap["bytes_up"]
     assert dense["equal_bytes"]["values"] != dense["equal_rounds"]["values"]

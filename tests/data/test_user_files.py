@@ -14,7 +14,6 @@ from fedsieve import RunConfig, Simulation, run_rounds
 from fedsieve.cli.main import main
 from fedsieve.data.user_files import UserFiles
 from fedsieve.experiments.config import FederationConfig
-from fedsieve.models.build import model_of
 from fedsieve.runtime.privacy import Privacy
 
 RNG = np.random.default_rng(3)
@@ -108,7 +107,7 @@ def test_clients_agree_on_units_without_the_test_rows_and_the_bytes_are_counted(
 def test_units_of_the_file_do_not_matter(capsys):
     moved, scaled = RNG.normal(0, 9, 12), np.exp2(RNG.integers(-8, 9, 12))
     np.savez("units.npz", x=X * scaled + moved, y=1000 * Y - 70)
-    plain, other = (model_of(run, Simulation(run), last(run).parameters) for run in (file_run("rows.npz"), file_run("units.npz")))
+    plain, other = (Simulation(run).build_model(last(run).parameters) for run in (file_run("rows.npz"), file_run("units.npz")))
     np.testing.assert_array_equal(plain.coef.indices, other.coef.indices)
     np.testing.assert_allclose(other.coef.toarray(), 1000 * plain.coef.toarray() / scaled, rtol=1e-3)
     np.testing.assert_allclose(other.predict(X * scaled + moved), 1000 * plain.predict(X) - 70, rtol=1e-3, atol=10)

@@ -137,7 +137,7 @@ def test_a_run_continues_without_a_killed_node_until_it_returns(cluster_and_fold
     assert [rows[i]["replied"] for i in (0, 1, 3)] == [[0, 1, 2], [0, 2], [0, 1, 2]]
     ((client, reason),) = rows[1]["rejected"]
     assert client == 1 and reason in FLOWER_ERRORS.values()  # Flower may notice its return before its absence
-    assert result["rejected"].keys() == {"1"}
+    assert result["rejected_by_client"].keys() == {"1"}
 
 
 def test_every_bad_reply_of_a_node_is_reported_and_not_aggregated(cluster_and_folder, tmp_path):

@@ -8,9 +8,9 @@ from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.core.schedules import DensitySchedule
 from fedsieve.data.builtin import BuiltinFiles, Source
 from fedsieve.experiments.config import EvaluationSplit, FederationConfig, RunConfig
+from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation, validation_split
 from fedsieve.experiments.tasks import TASKS, default_options
-from fedsieve.experiments.training import run_rounds
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fedsieve.deployment.config import deployment_config
 from fedsieve.deployment.flower import FLOWER_ERRORS
 from fedsieve.deployment.local_cluster import CONNECTION, LocalCluster
-from fedsieve.deployment.server import model_of
+from fedsieve.deployment.server import deployed_model
 from fedsieve.models.sparse_model import to_safetensors
 from fedsieve.runtime.batched import BatchedEngine
 from fedsieve.runtime.client_data import ClientData
@@ -74,7 +74,7 @@ def run_batched(deployment, path, replied=None):
     with task.record_packets(path) as packets:
         population = Population(CLIENTS, range(CLIENTS))
         rounds = list(train(algorithm, server, population, 1.0, exchange, deployment.rounds, seed, dtype=dtype))
-    return to_safetensors(model_of(deployment, algorithm.parameters(rounds[-1].server), (40,))), packets, rounds
+    return to_safetensors(deployed_model(deployment, algorithm.parameters(rounds[-1].server), (40,))), packets, rounds
 
 
 def read_server_output(folder):

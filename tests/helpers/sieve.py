@@ -6,8 +6,8 @@ from fedsieve.algorithms.sieve import Sieve
 from fedsieve.core.random import client_sampler, server_sampler
 from fedsieve.core.types import Batch, Clock
 from fedsieve.experiments.config import FederationConfig, RunConfig
+from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
-from fedsieve.experiments.training import run_rounds
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.runtime.rounds import initial_server
 

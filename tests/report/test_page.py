@@ -149,8 +149,8 @@ def test_a_comparison_shows_its_result_and_every_run(runs):
     found = tables(tree((runs / "comparison" / "report.html").read_text()))
     result = json.loads((runs / "comparison" / "result.json").read_text())
     columns, body = found["R2 after all rounds (seeds 1, 2)"]
-    assert [line[0] for line in body] == list(result["methods"])
-    assert [float(line[columns.index("R2")]) for line in body] == [m["equal_rounds"]["mean"] for m in result["methods"].values()]
+    assert [line[0] for line in body] == list(result["algorithms"])
+    assert [float(line[columns.index("R2")]) for line in body] == [m["equal_rounds"]["mean"] for m in result["algorithms"].values()]
     (caption,) = (name for name in found if name.startswith("6 runs"))
     assert len(found[caption][1]) == 6
 

@@ -11,8 +11,9 @@ from fedsieve.core.aggregation import Aggregator
 from fedsieve.core.reply_validation import validate_replies
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import Engine, FederationConfig, Precision, RunConfig
+from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
-from fedsieve.experiments.training import DivergedError, RunState, run_rounds
+from fedsieve.runtime.evaluation import DivergedError, RunState
 from fedsieve.runtime.failures import LATE_REASON, Attack, Failures, find_offline, sample_malicious_clients
 from fedsieve.runtime.rounds import sample_cohort
 

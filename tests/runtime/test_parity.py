@@ -7,8 +7,8 @@ from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.core.aggregation import ClientWeighting
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import Engine, FederationConfig, Precision, RunConfig
+from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
-from fedsieve.experiments.training import run_rounds
 
 pytestmark = pytest.mark.usefixtures("few_test_rows")
 DATA = Synthetic(num_examples=300, num_features=40, num_classes=4, true_density=0.1)

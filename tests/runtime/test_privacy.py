@@ -12,8 +12,8 @@ from fedsieve.core.private_mean import GaussianMechanism, private_mean, standard
 from fedsieve.core.random import server_sampler
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import Engine, FederationConfig, Precision, RunConfig
+from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
-from fedsieve.experiments.training import run_rounds
 from fedsieve.runtime.failures import Attack, Failures
 from fedsieve.runtime.privacy import Privacy, epsilon_by_round
 
@@ -140,7 +140,7 @@ def test_while_polishing_the_noise_of_sieve_stays_on_the_support():
 
 
 def test_a_resumed_private_run_goes_on_to_the_same_bits_and_the_same_epsilon():
-    from fedsieve.experiments.training import RunState
+    from fedsieve.runtime.evaluation import RunState
 
     run = run_of("sieve")
     whole = list(run_rounds(run, Simulation(run)))

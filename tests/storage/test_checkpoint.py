@@ -14,8 +14,9 @@ from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.core.optimizers import Optimizer
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import Engine, FederationConfig, RunConfig
+from fedsieve.experiments.runner import initial_state, run_rounds
 from fedsieve.experiments.simulation import Simulation
-from fedsieve.experiments.training import RunState, initial_state, run_rounds
+from fedsieve.runtime.evaluation import RunState
 from fedsieve.storage import checkpoint
 from fedsieve.storage.checkpoint import CheckpointError, SettingsChangedError
 

@@ -256,7 +256,7 @@ def print_result(result: dict[str, Any], run_dir: Path) -> None:
     table.add_row(
         "  added by Flower", f"{format_bytes(result['flower_overhead_up'])} up, {format_bytes(result['flower_overhead_down'])} down"
     )
-    rejected = ", ".join(f"client {client}: {count}" for client, count in result["rejected"].items())
+    rejected = ", ".join(f"client {client}: {count}" for client, count in result["rejected_by_client"].items())
     table.add_row("missing or rejected", rejected or "none")
     table.add_row("time", f"{format_seconds(result['seconds'])} s")
     table.add_row("run directory", str(run_dir))

@@ -21,12 +21,12 @@ from fedsieve.experiments.config import SECTIONS, FederationConfig, RunConfig
 from fedsieve.experiments.simulation import Simulation
 from fedsieve.experiments.tasks import TASKS, Task, default_options, file_task
 from fedsieve.experiments.trackers import Tracker, check_installed
-from fedsieve.experiments.tuning import tune_run
 from fedsieve.report.html.page import write_default_report
 from fedsieve.runtime.failures import Failures
 from fedsieve.runtime.privacy import Privacy
 from fedsieve.storage import run_directory
 from fedsieve.storage.run_log import CheckpointInterval
+from fedsieve.studies.tuning import tune_run
 
 DEFAULT_ALGORITHM = "sieve"
 SECTION_CLASSES = {"federation": FederationConfig, "failures": Failures, "privacy": Privacy}

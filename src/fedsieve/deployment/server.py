@@ -1,28 +1,22 @@
 """The server of a deployment: gather the clients, train, say what happened, keep it on disk, go on after any end."""
 
 import json
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from fedsieve.deployment.config import DeploymentConfig
 from fedsieve.deployment.flower import FlowerExchange, QuorumError
 from fedsieve.experiments.run_info import layout_info
-from fedsieve.experiments.training import MeasuredRound, RunState, compute_gate_histogram, traffic_columns
-from fedsieve.models.sparse_model import ModelMetadata, SparseModel, to_safetensors
-from fedsieve.objectives.linear import Linear
-from fedsieve.objectives.losses import Loss
+from fedsieve.models.build import build_model
+from fedsieve.models.sparse_model import SparseModel, to_safetensors
+from fedsieve.runtime.evaluation import MeasuredRound, RunState, measure_rounds, summarize
 from fedsieve.runtime.rounds import Population, RoundResult, initial_server, train
 from fedsieve.storage import run_directory
 from fedsieve.storage.run_log import CheckpointInterval, RunLog, load_history
 
-LOSS_BY_FUNCTION = {functional.cross_entropy: Loss.SOFTMAX, functional.binary_cross_entropy_with_logits: Loss.MULTILABEL}
-"""What a module's outputs mean, by the loss it is trained with; of any other they are numbers."""
 IGNORED_ON_RESUME = frozenset({"quorum", "retries", "round-seconds", "start-seconds", "run-dir"})
 """Settings that decide no result: a run may go on with others."""
 
@@ -57,7 +51,7 @@ def run_server(deployment: DeploymentConfig, exchange: FlowerExchange) -> None:
                     journal.add_round(step)
             theta = deployment.algorithm.parameters(journal.server)
             run_directory.atomic_write(
-                folder / run_directory.MODEL, to_safetensors(model_of(deployment, theta, exchange.directory.example_shape))
+                folder / run_directory.MODEL, to_safetensors(deployed_model(deployment, theta, exchange.directory.example_shape))
             )
             run_directory.atomic_write(
                 folder / run_directory.RESULT, json.dumps(summarize_run(deployment, journal.metrics_rows, theta), indent=1).encode()
@@ -67,9 +61,15 @@ def run_server(deployment: DeploymentConfig, exchange: FlowerExchange) -> None:
 def measured_rounds(
     deployment: DeploymentConfig, exchange: FlowerExchange, population: Population, state: RunState
 ) -> Iterator[MeasuredRound]:
-    """The rounds that are left, measured and told."""
-    began, up, down = time.monotonic() - state.seconds, exchange.flower_overhead_up, exchange.flower_overhead_down
-    for done in train(
+    """Yield the remaining rounds with their measurements and log each."""
+    overhead = {"flower_overhead_up": exchange.flower_overhead_up, "flower_overhead_down": exchange.flower_overhead_down}
+
+    def overhead_columns(_: RoundResult) -> dict[str, int]:
+        before = dict(overhead)
+        overhead.update(flower_overhead_up=exchange.flower_overhead_up, flower_overhead_down=exchange.flower_overhead_down)
+        return {name: overhead[name] - before[name] for name in overhead}
+
+    rounds = train(
         deployment.algorithm,
         state.server,
         population,
@@ -82,23 +82,26 @@ def measured_rounds(
         first_round=state.num_rounds_done,
         start_from_seed=deployment.start_from_seed,
         limits=deployment.reply_limits,
+    )
+    for measured in measure_rounds(
+        deployment.algorithm,
+        check_quorum(deployment, rounds),
+        lambda parameters: evaluate_model(deployment, parameters),
+        extra_columns=overhead_columns,
+        seconds_before=state.seconds,
     ):
-        if len(done.replied) < (needed := deployment.min_replies(len(done.cohort))):
+        log_round(deployment, measured.result)
+        yield measured
+
+
+def check_quorum(deployment: DeploymentConfig, rounds: Iterator[RoundResult]) -> Iterator[RoundResult]:
+    """Yield the rounds; raise QuorumError if too few replies of a round were accepted."""
+    for result in rounds:
+        if len(result.replied) < (needed := deployment.min_replies(len(result.cohort))):
             raise QuorumError(
-                f"round {done.round + 1}: {len(done.replied)} replies passed the screen, {needed} are needed{rejections(done)}"
+                f"round {result.round + 1}: {len(result.replied)} replies passed the screen, {needed} are needed{rejections(result)}"
             )
-        theta = deployment.algorithm.parameters(done.server)
-        row: dict[str, Any] = {"round": done.round + 1, **evaluate_model(deployment, theta)}
-        row |= {name: float(value) for name, value in deployment.algorithm.diagnostics(done.server).items()}
-        row |= {
-            **traffic_columns(done.uplink, done.downlink),
-            "flower_overhead_up": exchange.flower_overhead_up - up,
-            "flower_overhead_down": exchange.flower_overhead_down - down,
-        }
-        row |= {"cohort": done.cohort, "replied": done.replied, "rejected": done.rejected, "seconds": time.monotonic() - began}
-        up, down = exchange.flower_overhead_up, exchange.flower_overhead_down
-        log_round(deployment, done)
-        yield MeasuredRound(done, theta, row, compute_gate_histogram(deployment.algorithm, done.server))
+        yield result
 
 
 def evaluate_model(deployment: DeploymentConfig, parameters: Tensor) -> dict[str, float]:
@@ -123,41 +126,25 @@ def log(text: str) -> None:
 
 
 def summarize_run(deployment: DeploymentConfig, rows: list[dict[str, Any]], parameters: Tensor) -> dict[str, Any]:
-    """The result by the names of `--json`."""
-    gated = parameters[: deployment.objective.layout.num_gated]
-    nonzero = int((gated != 0).sum())
-    totals = {name: sum(row[name] for row in rows) for name in rows[-1] if name.startswith(("bytes_", "flower_overhead_"))}
+    """Return the result of the deployment by the names of `--json`."""
     clients = sorted(client for row in rows for client, _ in row["rejected"])
     return {
         "algorithm": deployment.algorithm_name,
         "seed": deployment.seed,
-        "rounds": len(rows),
-        "size": gated.numel(),
-        "nonzero": nonzero,
-        "density": nonzero / gated.numel(),
+        **summarize(rows, parameters, deployment.objective.layout.num_gated),
         **evaluate_model(deployment, parameters),
-        **totals,
-        "rejected": {str(client): clients.count(client) for client in dict.fromkeys(clients)},
-        "seconds": rows[-1]["seconds"],
+        "rejected_by_client": {str(client): clients.count(client) for client in dict.fromkeys(clients)},
     }
 
 
-def model_of(plan: DeploymentConfig, theta: Tensor, row: tuple[int, ...]) -> SparseModel:
-    """The model as every run leaves it: weights that are not zero, their places and their meaning."""
-    objective, flat = plan.objective, theta.float().numpy(force=True)
-    if isinstance(objective, Linear):
-        loss, build = objective.loss, None
-    else:
-        maker = objective.factory or type(objective.module)
-        loss, build = LOSS_BY_FUNCTION.get(objective.loss, Loss.SQUARED), f"{maker.__module__}:{maker.__qualname__}"
-    outputs = objective.predict(theta, torch.zeros(1, *row, dtype=theta.dtype)).shape[-1]
-    classes = None if loss is Loss.SQUARED else tuple(map(str, range(2 if loss is Loss.LOGISTIC else outputs)))
-    return SparseModel(
-        indices=np.flatnonzero(flat).astype(np.int32),
-        values=flat[np.flatnonzero(flat)],
-        tensor_shapes={name: tuple(shape) for name, (_, shape) in objective.slices.items()},
-        num_ungated=objective.layout.num_ungated,
-        metadata=ModelMetadata(task="file", algorithm=plan.algorithm_name, loss=loss, input_shape=row, classes=classes, factory=build),
+def deployed_model(deployment: DeploymentConfig, parameters: Tensor, example_shape: tuple[int, ...]) -> SparseModel:
+    """Return the trained model with its metadata."""
+    return build_model(
+        deployment.objective,
+        parameters,
+        torch.zeros(1, *example_shape, dtype=parameters.dtype),
+        task="file",
+        algorithm=deployment.algorithm_name,
     )
 
 

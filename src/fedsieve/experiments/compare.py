@@ -115,7 +115,7 @@ def compare_histories(histories: dict[str, list[list[Row]]], metric: str, seeds:
                 for part in ("", "_payload", "_paper_formula")
             },
         }
-    return {"metric": metric, "seeds": seeds, "base": base, "equal_bytes_limit": float(np.mean(limits)), "methods": table}
+    return {"metric": metric, "seeds": seeds, "base": base, "equal_bytes_limit": float(np.mean(limits)), "algorithms": table}
 
 
 def _format_mean_and_sd(statistics: dict[str, float | None]) -> str:
@@ -143,7 +143,7 @@ def print_comparison(result: dict[str, Any]) -> None:
         table = Table(title=f"{result['metric']} {title} (mean +- sd, seeds {seeds})", title_justify="left")
         for column in ("method", result["metric"], f"less {result['base']} (95 %)", "TDR", "bytes"):
             table.add_column(column, justify="left" if column == "method" else "right")
-        for name, entry in result["methods"].items():
+        for name, entry in result["algorithms"].items():
             part = entry[key]
             own = "" if name == result["base"] else _format_difference(part)
             table.add_row(

@@ -25,16 +25,10 @@ from fedsieve.objectives.module import GateGranularity
 from fedsieve.runtime.failures import Failures
 from fedsieve.runtime.privacy import Privacy
 from fedsieve.runtime.rounds import cohort_size
+from fedsieve.runtime.simulate import Engine
 
 SECTIONS = ("data", "federation", "failures", "privacy", "algorithm")
 """The parts of a run that have options of their own."""
-
-
-class Engine(StrEnum):
-    """Who computes: the readable reference, or stacks of clients."""
-
-    LOOP = "loop"
-    BATCHED = "batched"
 
 
 class Precision(StrEnum):

@@ -19,29 +19,33 @@ MAX_LISTED_CLIENTS = 1000
 """Clients described one by one."""
 
 
-def describe_run(run: RunConfig, problem: Simulation) -> dict[str, Any]:
+def describe_run(run: RunConfig, simulation: Simulation) -> dict[str, Any]:
     """Plain values, ready for JSON."""
-    truth = problem.truth
+    truth = simulation.truth
     return {
         "metric": run.metric,
-        "oracle_value": None if truth is None else problem.evaluate(truth.reshape(-1))[run.metric],
+        "oracle_value": simulation.oracle_value,
         "milestones": run.algorithm.milestones,
         "message_density": [run.algorithm.message_density(Clock(number, run.rounds)) for number in range(run.rounds)],
-        "bytes_dense": dense_bytes_per_round(run, problem),
+        "bytes_dense": dense_bytes_per_round(run, simulation),
         "layout": layout_info(run.objective.layout),
-        "feature_std": None if problem.feature_std is None else problem.feature_std.tolist(),
+        "feature_std": None if simulation.feature_std is None else simulation.feature_std.tolist(),
         "truth": None if truth is None else truth.reshape(-1).nonzero()[:, 0].tolist(),
-        "clients": client_info(run, problem),
+        "clients": client_info(run, simulation),
         "environment": environment_info(run),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
 
-def dense_bytes_per_round(run: RunConfig, problem: Simulation) -> int:
+def dense_bytes_per_round(run: RunConfig, simulation: Simulation) -> int:
     """What a round would send without sparsity: every weight in four bytes, both ways, in every exchange."""
     participation = 1.0 if run.centralized else run.federation.participation
     return (
-        2 * 4 * run.objective.layout.size * cohort_size(len(problem.examples_per_client), participation) * run.algorithm.exchanges_per_round
+        2
+        * 4
+        * run.objective.layout.size
+        * cohort_size(len(simulation.examples_per_client), participation)
+        * run.algorithm.exchanges_per_round
     )
 
 
@@ -51,13 +55,13 @@ def layout_info(layout: Layout) -> dict[str, Any]:
     return {"size": layout.size, "num_ungated": layout.num_ungated, "layers": layers}
 
 
-def client_info(run: RunConfig, problem: Simulation) -> dict[str, Any]:
+def client_info(run: RunConfig, simulation: Simulation) -> dict[str, Any]:
     """How many there are; for up to a thousand, the rows of each and how many of them carry each label."""
-    counts = problem.examples_per_client
+    counts = simulation.examples_per_client
     found: dict[str, Any] = {"count": len(counts)}
     if len(counts) > MAX_LISTED_CLIENTS:
         return found
-    labels = None if run.task_spec.loss is Loss.SQUARED else label_counts(problem.dataset.y, counts)
+    labels = None if run.task_spec.loss is Loss.SQUARED else label_counts(simulation.dataset.y, counts)
     return {**found, "num_examples": counts.tolist(), "labels": None if labels is None else labels.astype(np.int64).tolist()}
 
 

@@ -1,29 +1,151 @@
-"""A run in its folder: begun, gone on with, finished. Whenever it breaks off, what is there suffices to go on to the same bits."""
+"""Train a run in its directory: start, resume, summarize. An interrupted run resumes to the same bits."""
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from fedsieve.core.random import derive_key
+from fedsieve.data import user_files
 from fedsieve.experiments.config import RunConfig
 from fedsieve.experiments.config_io import load_config
-from fedsieve.experiments.run_info import describe_run
+from fedsieve.experiments.run_info import dense_bytes_per_round, describe_run
 from fedsieve.experiments.simulation import Simulation
 from fedsieve.experiments.trackers import Tracker, open_tracker
-from fedsieve.experiments.training import initial_state, run_rounds, summarize
 from fedsieve.formatting import ProgressBar, format_number
-from fedsieve.models.build import model_of
+from fedsieve.models.initial_weights import load_initial_weights
 from fedsieve.models.sparse_model import to_safetensors
+from fedsieve.objectives.linear import Linear
+from fedsieve.runtime import evaluation
+from fedsieve.runtime.evaluation import MeasuredRound, RunState, measure_rounds
+from fedsieve.runtime.failures import FaultyExchange
+from fedsieve.runtime.privacy import epsilon_by_round
+from fedsieve.runtime.rounds import RoundResult, initial_server, train
 from fedsieve.storage import checkpoint, run_directory
 from fedsieve.storage.run_log import CheckpointInterval, RunHistory, RunLog, load_history
 
+METRIC_NAMES = ("r2", "mse", "accuracy", "ce", "bce", "micro_f1", "tdr", "tdr_features", "recall")
 MUST_MATCH = ("metric", "layout", "truth", "clients")
-"""What of run_info.json must be the same when a run goes on: the data and the model are those it began with."""
+"""Entries of run_info.json that must not change when a run resumes: they describe the data and the model."""
+
+
+def initial_state(run: RunConfig, simulation: Simulation) -> RunState:
+    """Return the state before the first round, drawn from the seed or from `run.init_weights`."""
+    weights = None
+    if run.init_weights is not None:
+        weights = simulation.to_standardized(load_initial_weights(run.init_weights, run.objective))
+        weights = weights.to(device=run.device, dtype=run.dtype)
+    return RunState(initial_server(run.algorithm, run.objective, run.seed, run.dtype, run.device, weights))
+
+
+def run_rounds(run: RunConfig, simulation: Simulation | None = None, state: RunState | None = None) -> Iterator[MeasuredRound]:
+    """Train from `state` to the last round and yield every round with its measurements."""
+    torch.set_num_threads(run.threads)
+    simulation = simulation or Simulation(run)
+    simulation.validate()
+    state = state or initial_state(run, simulation)
+    exchange = simulation.make_exchange(simulation.client_data, run.seed)
+    server_exchange = None
+    if run.federation.server_examples:
+        server_exchange = simulation.make_exchange(simulation.server_data, derive_key(run.seed, "tune"))
+    faulty_exchange = None
+    if run.failures.is_active:
+        faulty_exchange = FaultyExchange(
+            exchange=exchange,
+            resolve_seed=exchange.resolve_seed,
+            failures=run.failures,
+            clients_with_data=simulation.population.clients_with_data,
+            seed=run.seed,
+        )
+    rounds = train(
+        run.algorithm,
+        state.server,
+        simulation.population,
+        1.0 if run.centralized else run.federation.participation,
+        faulty_exchange or exchange,
+        run.rounds,
+        run.seed,
+        dtype=run.dtype,
+        device=run.device,
+        first_round=state.num_rounds_done,
+        server_exchange=server_exchange,
+        start_from_seed=run.init_weights is None,
+        limits=simulation.reply_limits,
+    )
+    epsilons = iterate_epsilon(run, simulation, state.num_rounds_done)
+    return measure_rounds(
+        run.algorithm,
+        count_standardization(rounds, simulation),
+        lambda parameters: simulation.evaluate(parameters) | simulation.support_recovery(parameters),
+        dense_metric=run.metric,
+        extra_columns=lambda _: {} if epsilons is None else {"epsilon": next(epsilons)},
+        has_malicious_clients=run.failures.malicious_fraction > 0,
+        seconds_before=state.seconds,
+    )
+
+
+def count_standardization(rounds: Iterator[RoundResult], simulation: Simulation) -> Iterator[RoundResult]:
+    """Yield the rounds; the first includes the traffic of the federated standardization."""
+    for result in rounds:
+        if result.round == 0:
+            traffic = simulation.standardization_traffic
+            result = result._replace(uplink=result.uplink.plus(traffic), downlink=result.downlink.plus(traffic))
+        yield result
+
+
+def iterate_epsilon(run: RunConfig, simulation: Simulation, first_round: int) -> Iterator[float] | None:
+    """Return the privacy loss after each round, or None for a run without differential privacy."""
+    if not run.privacy.noise_multiplier:
+        return None
+    num_clients = len(simulation.population.clients_with_data)
+    cohort = min(run.algorithm.privacy.cohort_size, num_clients)
+    return epsilon_by_round(
+        run.privacy.noise_multiplier, run.privacy.delta, num_clients, cohort, run.algorithm.exchanges_per_round, first_round
+    )
+
+
+def used_features(run: RunConfig, parameters: Tensor) -> list[str] | None:
+    """Return the features a linear model uses, strongest first; None unless the data is a user's file or gates are shared by feature."""
+    objective = run.objective
+    if not isinstance(objective, Linear) or not (objective.group_by_feature or run.task == "file"):
+        return None
+    strength = objective.unflatten(parameters)[0].square().sum(0)
+    order = strength.argsort(descending=True, stable=True)[: int((strength > 0).sum())].tolist()
+    names = user_files.read_table(run.data.path, run.data.target, run.data.client).feature_names if run.task == "file" else None
+    return [names[j] if names else str(j) for j in order]
+
+
+def summarize(run: RunConfig, simulation: Simulation, rows: list[dict[str, Any]], parameters: Tensor) -> dict[str, Any]:
+    """Return the result of a run by the names of `--json`."""
+    last = rows[-1]
+    return {
+        "run": run.id,
+        "task": run.task,
+        "algorithm": run.algorithm_name,
+        "seed": run.seed,
+        "metric": run.metric,
+        "value": last[run.metric],
+        **{name: last.get(name) for name in METRIC_NAMES},
+        **evaluation.summarize(rows, parameters, run.objective.layout.num_gated),
+        "features": used_features(run, parameters),
+        "expected_density": last.get("expected_density"),
+        "test_density": last.get("test_density"),
+        "epsilon": last.get("epsilon"),
+        "delta": run.privacy.delta,
+        "bytes_counted": run.byte_counting.value,
+        "oracle_value": simulation.oracle_value,
+        "note": simulation.dataset.note,
+        "bytes_dense": len(rows) * dense_bytes_per_round(run, simulation),
+    }
 
 
 def start_run(
     run: RunConfig,
-    problem: Simulation,
+    simulation: Simulation,
     folder: Path,
     checkpoint_interval: CheckpointInterval | None = None,
     *,
@@ -32,7 +154,7 @@ def start_run(
 ) -> dict[str, Any]:
     """Execute a run from its first round and leave everything in its folder."""
     with run_directory.lock(folder):
-        write_settings(folder, run, describe_run(run, problem))
+        write_settings(folder, run, describe_run(run, simulation))
         if getattr(run.algorithm, "all_gates_start_closed", bool)() and not quiet:
             print(
                 f"note: algorithm.initial-gate-probability {run.algorithm.initial_gate_probability:g} starts every test-time gate at 0; "
@@ -41,9 +163,9 @@ def start_run(
             )
         return continue_run(
             run,
-            problem,
+            simulation,
             folder,
-            RunHistory(initial_state(run, problem), [], [], []),
+            RunHistory(initial_state(run, simulation), [], [], []),
             checkpoint_interval or CheckpointInterval(),
             quiet=quiet,
             tracker=tracker,
@@ -65,31 +187,31 @@ def resume_run(
 ) -> dict[str, Any]:
     """Go on with a run from its newest whole checkpoint; with more rounds than it had, its schedules follow the new number from here."""
     with run_directory.lock(folder):
-        problem = Simulation(run)
-        problem.validate()
-        done, damaged = load_history(folder, initial_state(run, problem), run.settings_dict, run.rounds)
+        simulation = Simulation(run)
+        simulation.validate()
+        done, damaged = load_history(folder, initial_state(run, simulation), run.settings_dict, run.rounds)
         for text in damaged:
             print(f"note: passed over checkpoint {text}; an older one is used", file=sys.stderr)
-        about = describe_run(run, problem)
+        about = describe_run(run, simulation)
         if not check_same_data(folder, about) or run.rounds > load_config(folder).rounds:
             write_settings(folder, run, about)
         if not quiet:
             print(f"{folder}: {done.state.num_rounds_done} of {run.rounds} rounds are done, going on", file=sys.stderr)
-        return continue_run(run, problem, folder, done, checkpoint_interval or CheckpointInterval(), quiet=quiet, tracker=tracker)
+        return continue_run(run, simulation, folder, done, checkpoint_interval or CheckpointInterval(), quiet=quiet, tracker=tracker)
 
 
-def start_or_resume(run: RunConfig, problem: Simulation, folder: Path, *, quiet: bool, tracker: Tracker | None = None) -> None:
+def start_or_resume(run: RunConfig, simulation: Simulation, folder: Path, *, quiet: bool, tracker: Tracker | None = None) -> None:
     """Begin a run, go on with what its folder holds, or leave it as it is where it is finished."""
     if not (folder / run_directory.CONFIG).exists():
         folder.mkdir(exist_ok=True)
-        start_run(run, problem, folder, quiet=quiet, tracker=tracker)
+        start_run(run, simulation, folder, quiet=quiet, tracker=tracker)
     elif finished_result(run, folder) is None:
         resume_run(run, folder, quiet=quiet, tracker=tracker)
 
 
 def continue_run(
     run: RunConfig,
-    problem: Simulation,
+    simulation: Simulation,
     folder: Path,
     history: RunHistory,
     checkpoint_interval: CheckpointInterval,
@@ -105,13 +227,13 @@ def continue_run(
             RunLog(folder, run.settings_dict, checkpoint_interval, history) as journal,
             bar,
         ):
-            for step in run_rounds(run, problem, history.state):
+            for step in run_rounds(run, simulation, history.state):
                 journal.add_round(step)
                 log(step.metrics)
                 bar.advance(f"{run.metric} {format_number(step.metrics[run.metric])}")
         theta = run.algorithm.parameters(journal.server)
-        run_directory.atomic_write(folder / run_directory.MODEL, to_safetensors(model_of(run, problem, theta)))
-        result = {**summarize(run, problem, journal.metrics_rows, theta), "run": str(folder)}
+        run_directory.atomic_write(folder / run_directory.MODEL, to_safetensors(simulation.build_model(theta)))
+        result = {**summarize(run, simulation, journal.metrics_rows, theta), "run": str(folder)}
         run_directory.atomic_write(folder / run_directory.RESULT, json.dumps(result, indent=1).encode())
     return result
 

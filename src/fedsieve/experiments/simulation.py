@@ -1,6 +1,7 @@
 """A run's rows on its clients, the engine over them, and what its parameters are measured by."""
 
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,16 +11,17 @@ from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from fedsieve.core.reply_validation import ReplyLimits
-from fedsieve.core.types import Exchange, Traffic
-from fedsieve.data import standardization
+from fedsieve.core.types import Traffic
+from fedsieve.data import standardization, user_files
 from fedsieve.data.federated_dataset import FederatedDataset, PartitionSpec
 from fedsieve.data.standardization import Standardizer
-from fedsieve.experiments.config import ByteCounting, Engine, EvaluationSplit, RunConfig
-from fedsieve.experiments.tasks import METRICS_BY_LOSS
+from fedsieve.experiments.config import ByteCounting, EvaluationSplit, RunConfig
+from fedsieve.models.build import build_model
 from fedsieve.models.initial_weights import load_initial_weights
+from fedsieve.models.sparse_model import SparseModel
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.objectives.module import Module
-from fedsieve.runtime import metrics
+from fedsieve.runtime import metrics, simulate
 from fedsieve.runtime.batched import BatchedEngine
 from fedsieve.runtime.client_data import ClientData
 from fedsieve.runtime.loop import LoopEngine
@@ -162,33 +164,57 @@ class Simulation:
         """The true coefficients, (outputs, features), where they are known."""
         return None if self.dataset.truth is None else self._to_tensor(self.dataset.truth)
 
-    def make_exchange(self, client_data: ClientData, seed: int) -> Exchange:
-        """The chosen engine over some rows."""
+    @property
+    def oracle_value(self) -> float | None:
+        """The metric of the true coefficients, if they are known."""
+        return None if self.truth is None else self.evaluate(self.truth.reshape(-1))[self.run.metric]
+
+    def make_exchange(self, client_data: ClientData, seed: int) -> LoopEngine | BatchedEngine:
+        """Return the engine of the run over the given examples."""
         run = self.run
-        parts = {
-            "algorithm": run.algorithm,
-            "objective": run.objective,
-            "data": client_data,
-            "seed": seed,
-            "fingerprint": run.fingerprint,
-        }
-        parts |= {"dtype": run.dtype, "device": run.device}
-        return (
-            LoopEngine(**parts)
-            if run.engine is Engine.LOOP
-            else BatchedEngine(**parts, sample_bytes=run.byte_counting is ByteCounting.SAMPLED)
+        return simulate.make_exchange(
+            run.algorithm,
+            run.objective,
+            client_data,
+            seed,
+            run.fingerprint,
+            dtype=run.dtype,
+            device=run.device,
+            engine=run.engine,
+            sample_bytes=run.byte_counting is ByteCounting.SAMPLED,
         )
 
     def evaluate(self, theta: Tensor) -> dict[str, float]:
         """Test metrics of a parameter vector under training, in the user's units."""
         x, y = self.test_set
-        return METRICS_BY_LOSS[self.run.task_spec.loss][0](self.run.objective.predict(self.to_original(theta), x), y)
+        return metrics.METRICS_BY_LOSS[self.run.task_spec.loss][0](self.run.objective.predict(self.to_original(theta), x), y)
 
     def support_recovery(self, theta: Tensor) -> dict[str, float]:
         """How well its support is the true one, where that is known."""
         if self.truth is None:
             return {}
         return metrics.support_recovery((theta[: self.truth.numel()] != 0).view_as(self.truth), self.truth != 0)
+
+    def build_model(self, parameters: Tensor) -> SparseModel:
+        """Return the model of a parameter vector in the user's units, with the names of classes and features of the user's file."""
+        run, names = self.run, {}
+        if run.task == "file":
+            table = user_files.read_table(run.data.path, run.data.target, run.data.client)
+            names = {
+                "class_names": () if run.task_spec.loss is Loss.SQUARED else user_files.class_names(table),
+                "feature_names": table.feature_names if Path(run.data.path).suffix == ".csv" else None,
+                "first_feature_id": table.first_feature_id,
+            }
+        return build_model(
+            run.objective,
+            self.to_original(parameters),
+            self.test_set[0][:1],
+            task=run.task,
+            algorithm=run.algorithm_name,
+            feature_std=self.feature_std,
+            factory=run.model,
+            **names,
+        )
 
     def _standardize(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return (x, y) if self.standardizer is None else self.standardizer.apply(x, y)

@@ -1,14 +1,11 @@
 """The tasks by the name a user types: their data, their objective, and the defaults that go with them."""
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.algorithms.defaults import DENSITY_ANNEALING, NETWORK_DEFAULTS, select_supported
@@ -23,18 +20,11 @@ from fedsieve.data.federated_dataset import FederatedDataset
 from fedsieve.data.partition import Partition
 from fedsieve.data.synthetic import Synthetic, generate
 from fedsieve.data.user_files import UserFiles
+from fedsieve.models.factory import load_factory
 from fedsieve.objectives.lenet import lenet
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.objectives.module import GateGranularity, Module
-from fedsieve.runtime import metrics
-
-METRICS_BY_LOSS = {
-    Loss.SQUARED: (metrics.regression_metrics, "r2"),
-    Loss.LOGISTIC: (metrics.binary_metrics, "accuracy"),
-    Loss.SOFTMAX: (metrics.multiclass_metrics, "accuracy"),
-    Loss.MULTILABEL: (metrics.multilabel_metrics, "micro_f1"),
-}
-
+from fedsieve.runtime.metrics import METRICS_BY_LOSS
 
 IMAGE_DEFAULTS = {
     **DENSITY_ANNEALING,
@@ -200,22 +190,6 @@ def user_data_defaults(algorithm_type: type[BaseAlgorithm], objective: Linear, *
     small = objective.loss is Loss.SQUARED or objective.layout.num_gated <= algorithm_type.batch_size
     bounded = narrow and small and algorithm_type.step_rule is StepRule.POLYAK
     return (CAPPED_STEP if bounded else {}) | (USER_DATA_SIEVE if algorithm_type.holds_everywhere else {})
-
-
-def load_factory(name: str) -> Callable[[], nn.Module]:
-    """The function PACKAGE.MODULE:FACTORY, which builds a module."""
-    where, _, what = name.partition(":")
-    sys.path.insert(0, "")
-    try:
-        found = getattr(import_module(where), what)
-        built = found()
-    except Exception as problem:  # whatever a user's own code raises is theirs to read, in one line
-        raise ValueError(f"--model {name} cannot be loaded: {type(problem).__name__}: {problem}") from None
-    finally:
-        sys.path.remove("")
-    if not isinstance(built, nn.Module):
-        raise ValueError(f"--model {name} must build a torch.nn.Module; it built {type(built).__name__}")
-    return found
 
 
 TASKS = {

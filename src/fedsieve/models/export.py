@@ -16,8 +16,8 @@ from scipy import sparse
 from torch import nn
 
 from fedsieve import optional
-from fedsieve.experiments.tasks import load_factory
 from fedsieve.models import sparse_model
+from fedsieve.models.factory import load_factory
 from fedsieve.models.sparse_model import SparseModel
 
 BATCH_SIZE = 500

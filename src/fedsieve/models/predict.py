@@ -63,7 +63,7 @@ def score_predictions(metadata: ModelMetadata, outputs: np.ndarray, targets: np.
     """The task's metrics on rows whose truth is known."""
     import torch
 
-    from fedsieve.experiments.tasks import METRICS_BY_LOSS
+    from fedsieve.runtime.metrics import METRICS_BY_LOSS
 
     if len(targets) != len(outputs):
         raise ModelError(f"--target has {len(targets)} entries for {len(outputs)} rows")

@@ -1,9 +1,13 @@
 """How good a model is and how well it found the truth. Three-line versions, tested against scikit-learn."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
+
+from fedsieve.objectives.losses import Loss
 
 
 def regression_metrics(prediction: Float[Tensor, "n 1"], y: Float[Tensor, " n"]) -> dict[str, float]:
@@ -48,3 +52,12 @@ def soft_iou(a: Float[Tensor, " n"], b: Float[Tensor, " n"]) -> float:
     """sum min / sum max of two gate vectors; of two masks, their intersection over union; 0/0 is 1 (decision F6)."""
     union = torch.maximum(a, b).sum()
     return float(torch.minimum(a, b).sum() / union) if union > 0 else 1.0
+
+
+METRICS_BY_LOSS: dict[Loss, tuple[Callable[[Tensor, Tensor], dict[str, float]], str]] = {
+    Loss.SQUARED: (regression_metrics, "r2"),
+    Loss.LOGISTIC: (binary_metrics, "accuracy"),
+    Loss.SOFTMAX: (multiclass_metrics, "accuracy"),
+    Loss.MULTILABEL: (multilabel_metrics, "micro_f1"),
+}
+"""For each loss the function (outputs, targets) -> metrics, and the name of the metric that is compared."""

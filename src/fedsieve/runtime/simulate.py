@@ -1,7 +1,9 @@
-"""A federation in memory: rows of clients in, rounds out, by the default engine."""
+"""Simulate a federation in memory: the examples of clients in, rounds out."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +13,35 @@ from fedsieve import wire
 from fedsieve.core.types import Algorithm, CsrMatrix, Objective
 from fedsieve.runtime.batched import BatchedEngine
 from fedsieve.runtime.client_data import ClientData
+from fedsieve.runtime.loop import LoopEngine
 from fedsieve.runtime.rounds import Population, RoundResult, initial_server, train
+
+
+class Engine(StrEnum):
+    """How a simulation computes a cohort."""
+
+    LOOP = "loop"
+    """one client after another: the readable reference"""
+    BATCHED = "batched"
+    """stacks of clients: fast"""
+
+
+def make_exchange(
+    algorithm: Algorithm,
+    objective: Objective,
+    data: ClientData,
+    seed: int,
+    fingerprint: int,
+    *,
+    dtype: torch.dtype,
+    device: str,
+    engine: Engine = Engine.BATCHED,
+    sample_bytes: bool = False,
+) -> LoopEngine | BatchedEngine:
+    """Return the exchange that trains simulated clients with `engine`; `sample_bytes` is an option of the batched engine."""
+    parts: dict[str, Any] = {"algorithm": algorithm, "objective": objective, "data": data, "seed": seed, "fingerprint": fingerprint}
+    parts |= {"dtype": dtype, "device": device}
+    return LoopEngine(**parts) if engine is Engine.LOOP else BatchedEngine(**parts, sample_bytes=sample_bytes)
 
 
 def simulate(
@@ -26,20 +56,21 @@ def simulate(
     seed: int,
     weights: Tensor | None = None,
 ) -> Iterator[RoundResult]:
-    """Rounds over rows that stand client after client; from `given` weights, or from a start every party can draw."""
+    """Yield the rounds over examples ordered by client, starting from `weights` or from weights drawn with the seed."""
     dtype, device = (torch.float32, "cpu") if weights is None else (weights.dtype, str(weights.device))
     population = Population(len(counts), np.flatnonzero(counts).tolist())
-    rows = ClientData(x, y, counts, objective, algorithm.examples_per_step)
+    data = ClientData(x, y, counts, objective, algorithm.examples_per_step)
     fingerprint = wire.compute_fingerprint(type(algorithm).__name__, objective.layout)
-    where = {"dtype": dtype, "device": device}
-    exchange = BatchedEngine(algorithm=algorithm, objective=objective, data=rows, seed=seed, fingerprint=fingerprint, **where)
-    server = initial_server(algorithm, objective, seed, weights=weights, **where)
-    return train(algorithm, server, population, participation, exchange, rounds, seed, start_from_seed=weights is None, **where)
+    exchange = make_exchange(algorithm, objective, data, seed, fingerprint, dtype=dtype, device=device)
+    server = initial_server(algorithm, objective, seed, dtype, device, weights)
+    return train(
+        algorithm, server, population, participation, exchange, rounds, seed, dtype=dtype, device=device, start_from_seed=weights is None
+    )
 
 
 @contextmanager
 def single_threaded() -> Iterator[None]:
-    """Tensor arithmetic on one thread: small tensors gain nothing from two, and one thread count gives one result (decision G2)."""
+    """Use one thread for tensor arithmetic: small tensors gain nothing from two, and results repeat bit for bit (decision G2)."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

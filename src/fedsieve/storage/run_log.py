@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
 
-from fedsieve.experiments.training import MeasuredRound, RunState
+from fedsieve.runtime.evaluation import MeasuredRound, RunState
 from fedsieve.storage import atomic, checkpoint, run_directory
 
 SUPPORTS_INTERVAL_SECONDS = 5.0

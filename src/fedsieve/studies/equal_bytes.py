@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from fedsieve.data.partition import Partition
-from fedsieve.experiments import tuning as search
 from fedsieve.experiments.config import ByteCounting, FederationConfig, RunConfig
 from fedsieve.studies import paper, results
+from fedsieve.studies import tuning as search
 from fedsieve.studies.catalog import STUDIES
 from fedsieve.studies.results import DENSE_METHODS, REFERENCE_METHOD, Row
 from fedsieve.studies.runner import Condition, Study

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 from fedsieve import __version__
 from fedsieve.experiments.config import RunConfig
+from fedsieve.experiments.runner import run_rounds, summarize
 from fedsieve.experiments.simulation import Simulation
-from fedsieve.experiments.training import DivergedError, run_rounds, summarize
 from fedsieve.formatting import ProgressBar
+from fedsieve.runtime.evaluation import DivergedError
 from fedsieve.studies import results
 from fedsieve.studies.gate_trace import GateTrace
 from fedsieve.studies.results import Row

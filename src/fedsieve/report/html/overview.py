@@ -138,7 +138,7 @@ def comparison_tables(result: Mapping[str, Any], limits: PageLimits) -> list[Htm
     out = []
     for key, title in (("equal_rounds", "after all rounds"), ("equal_bytes", f"at {limit} sent, what the cheapest needs")):
         rows: list[list[Cell]] = []
-        for name, entry in result["methods"].items():
+        for name, entry in result["algorithms"].items():
             part, own = entry[key], name == result["base"]
             difference = [None, None] if own else [part["difference"], part["interval"]]
             sent = [entry["bytes_up"], entry["bytes_down"], entry["bytes_up_paper_formula"] + entry["bytes_down_paper_formula"]]

@@ -47,7 +47,7 @@ def render_runs(runs: list[RunRecord], comparison: Mapping[str, Any] | None, *, 
         return render_document(f"{run.algorithm} on {run.task}", body, live=live)
     budget = PageLimits(len(runs))
     links = {i: f"run-{i + 1}" for i in range(len(runs))}
-    order = list(comparison["methods"]) if comparison else sorted({run.algorithm for run in runs})
+    order = list(comparison["algorithms"]) if comparison else sorted({run.algorithm for run in runs})
     runs = sorted(runs, key=lambda run: (run.task, order.index(run.algorithm) if run.algorithm in order else len(order), run.seed))
     inner = (
         element(

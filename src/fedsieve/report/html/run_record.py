@@ -154,7 +154,7 @@ def find_runs(folder: Path) -> list[Path]:
 def read_comparison(folder: Path) -> dict[str, Any] | None:
     """What `fedsieve compare` found, where the folder is one of its own."""
     result = None if is_run_directory(folder) else _read_json(folder / run_directory.RESULT)
-    return result if result and "methods" in result else None
+    return result if result and "algorithms" in result else None
 
 
 def _read_config(path: Path) -> dict[str, Any]:

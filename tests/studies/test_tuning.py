@@ -7,9 +7,8 @@ import pytest
 from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.cli.main import main
 from fedsieve.core.schedules import DensitySchedule
-from fedsieve.experiments import tuning
 from fedsieve.report.figures import equal_bytes as equal_bytes_report
-from fedsieve.studies import equal_bytes
+from fedsieve.studies import equal_bytes, tuning
 from fedsieve.studies.scale import SCALES, ScaleName
 
 WORDS = [
