@@ -75,7 +75,7 @@ def test_a_torn_last_line_is_computed_again(tmp_path, counted):
 
 
 def test_a_run_that_diverges_is_kept_with_its_reason_and_not_repeated(tmp_path, counted):
-    wild = cell("fed-avg", step_rule=StepRule.CONSTANT, rate=1e4)
+    wild = cell("fed-avg", step_rule=StepRule.CONSTANT, learning_rate=1e4)
     plan = Study(name="s", description="", conditions=[wild])
     rows = compute_study(plan, tmp_path / "s", quiet=True)
     assert [row["state"] for row in rows] == ["diverged"] * 2

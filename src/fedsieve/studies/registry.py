@@ -51,7 +51,7 @@ def constraint_study(scale: Scale) -> Study:
                     )
                 if task in REAL_TASKS and not whole:
                     continue
-                exchanges = paper.algorithm_options(scale, task, "flops").get("local_steps", algorithm_class("flops").steps)
+                exchanges = paper.algorithm_options(scale, task, "flops").get("local_steps", algorithm_class("flops").local_steps)
                 inert = {"constraint_scale": ConstraintScale.MEAN, "dual_rate": exchanges / scale.num_features}
                 cells.append(_make_condition(scale, task, "flops", "the paper's dual", target, start, gates | inert))
                 cells.append(_make_condition(scale, task, "flops", "ascent in counts", target, start, gates))

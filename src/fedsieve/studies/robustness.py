@@ -53,7 +53,7 @@ def _make_condition(
     sizes = {"num_examples": scale.num_examples, "num_features": scale.num_features} if scale.is_smoke_test else DATA_SIZES
     fields: dict[str, Any] = {
         "task": task,
-        "method": algorithm_name,
+        "algorithm_name": algorithm_name,
         "rounds": scale.rounds if scale.is_smoke_test else NUM_ROUNDS,
         "byte_counting": ByteCounting.SAMPLED,
         "data": Synthetic(**sizes),

@@ -90,7 +90,7 @@ def draw_gates(rows: StudyRows, folder: Path) -> list[Path]:
             plot_mean_sd(axes, part, "expected_density", label="expected, mean P(z ≠ 0)", color=PALETTE[0])
             plot_mean_sd(axes, part, "test_density", label="open test-time gates", color=PALETTE[1], linestyle="--")
             axes.axhline(part[0]["density"], color="#7A7A7A", linewidth=0.9, label="target")
-            begin = part[0]["config"]["algorithm"]["prune_start"] * part[0]["config"]["rounds"]
+            begin = part[0]["config"]["algorithm"]["scaling_start"] * part[0]["config"]["rounds"]
             axes.axvline(begin, color=PALETTE[0], linestyle=":", linewidth=1.2, label="log-alpha scaling begins")
             axes.set(title=TASK_LABELS[task], xlabel="epoch", ylim=(0, 1.03))
         panels[0].set_ylabel("fraction of weights")

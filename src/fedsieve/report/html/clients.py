@@ -67,7 +67,8 @@ def privacy_section(run: RunRecord, limits: PageLimits) -> Html:
     if not any(value is not None for value in spent):
         return Html("")
     chosen = run.config["privacy"]
-    says = f"Epsilon {format_number(spent[-1])} at delta {chosen['delta']:.2g} after {len(rounds)} rounds, noise multiplier {chosen['noise_multiplier']:g}. "
+    says = f"Epsilon {format_number(spent[-1])} at delta {chosen['delta']:.2g} after {len(rounds)} rounds, "
+    says += f"noise multiplier {chosen['noise_multiplier']:g}. "
     says += "It bounds what broadcasts and model tell of one client replaced by another; messages and this page are for the server."
     chart = line_chart([Line("epsilon", rounds, spent)], Axes("round", "epsilon", include_zero=True), max_points=limits.max_points)
     numbers = TableData("Epsilon per round", ["round", "epsilon"], list(zip(rounds, spent, strict=True)))

@@ -32,7 +32,7 @@ def render_report(folders: Sequence[Path], *, live: bool = False) -> str:
     comparison = read_comparison(folders[0]) if len(folders) == 1 else None
     try:
         return render_runs(runs, comparison, live=live)
-    except (KeyError, TypeError, IndexError) as problem:
+    except (AttributeError, KeyError, TypeError, IndexError) as problem:
         where = ", ".join(map(str, folders))
         raise run_directory.RunDirectoryError(
             f"{where} holds a file that is not what a run leaves: {type(problem).__name__} {problem}"

@@ -44,8 +44,8 @@ class RunRecord:
 
     @property
     def algorithm(self) -> str:
-        """Who learned."""
-        return str(self.config.get("algorithm", "unknown"))
+        """Name of the algorithm."""
+        return str(self.config.get("algorithm", {}).get("name", "unknown"))
 
     @property
     def task(self) -> str:
@@ -158,10 +158,15 @@ def read_comparison(folder: Path) -> dict[str, Any] | None:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
+    """The settings, with underscores in the names of options."""
     try:
-        return tomllib.loads(path.read_text())
+        return _with_underscores(tomllib.loads(path.read_text()))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
         raise run_directory.RunDirectoryError(f"{path} cannot be read: {problem}") from None
+
+
+def _with_underscores(table: dict[str, Any]) -> dict[str, Any]:
+    return {key.replace("-", "_"): _with_underscores(value) if isinstance(value, dict) else value for key, value in table.items()}
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -109,7 +109,8 @@ def _curve_svg(line: Line, index: int, x: AxisScale, y: AxisScale, max_points: i
     if line.has_end_marker:
         a, b = there[-1]
         hint = f"<title>{escape(line.name)}: {b:.5g} at {a:.5g}</title>"
-        out += f'<path class="dot {colour}" transform="translate({x(a):.1f},{y(b):.1f})" d="{MARKER_SHAPES[index % len(MARKER_SHAPES)]}">{hint}</path>'
+        shape = MARKER_SHAPES[index % len(MARKER_SHAPES)]
+        out += f'<path class="dot {colour}" transform="translate({x(a):.1f},{y(b):.1f})" d="{shape}">{hint}</path>'
     return out
 
 

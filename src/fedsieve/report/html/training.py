@@ -76,7 +76,8 @@ def quality_section(run: RunRecord, limits: PageLimits) -> Html:
     lines = {"sparse model": values} | ({"before the final cut": dense_value} if any(v is not None for v in dense_value) else {})
     drawn = {key: [None if v is None or (run.metric == "r2" and v < MIN_DRAWN_R2) else v for v in column] for key, column in lines.items()}
     hidden = "; rounds below -1 are not drawn" if drawn["sparse model"] != values else ""
-    says = f"{name} {format_number(values[-1])} after round {rounds[-1]}, highest {format_number(max(v for v in values if v is not None))}{hidden}."
+    highest = max(v for v in values if v is not None)
+    says = f"{name} {format_number(values[-1])} after round {rounds[-1]}, highest {format_number(highest)}{hidden}."
     per_round = figure(
         f"{name} per round",
         says,
@@ -170,7 +171,8 @@ def traffic_section(run: RunRecord, limits: PageLimits) -> Html:
     sampled = " Estimated from one reply an exchange." if run.config.get("byte_counting") == "sampled" else ""
     totals = figure(
         "Bytes sent",
-        f"{format_bytes(whole['up'])} up, {format_bytes(whole['down'])} down.{sampled} The paper's formula counts four bytes a value and no positions.",
+        f"{format_bytes(whole['up'])} up, {format_bytes(whole['down'])} down.{sampled} "
+        "The paper's formula counts four bytes a value and no positions.",
         stacked_bar_chart(
             [(name, [value]) for name, value in bars], ["bytes"], "; ".join(f"{name} {format_bytes(value)}" for name, value in bars)
         ),
