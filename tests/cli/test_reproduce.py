@@ -41,7 +41,7 @@ def test_every_published_cell_has_a_cell_in_its_study():
         for cell in published.table_cells(name):
             wanted = {
                 "task": cell.task,
-                "method": cell.algorithm,
+                "algorithm": cell.algorithm,
                 "target": cell.target_density,
                 "truth": cell.true_density,
                 "skew": cell.skew,
@@ -54,7 +54,7 @@ def test_every_published_cell_has_a_cell_in_its_study():
 def test_every_study_can_be_built_at_every_scale(name, scale):
     if name in TUNED_STUDIES:
         trials, _, build = TUNED_STUDIES[name]
-        places = {f"{cell.label['task']} {cell.label['method']}": {} for cell in trials(SCALES[scale]).conditions}
+        places = {f"{cell.label['task']} {cell.label['algorithm']}": {} for cell in trials(SCALES[scale]).conditions}
         jobs = list_jobs(build(SCALES[scale], places))
     else:
         jobs = list_jobs(BUILDERS[name](SCALES[scale]))
@@ -128,10 +128,10 @@ EVERY = {"sieve", "flops", "flops-pa"}
 )
 def test_the_constraint_is_watched_on_real_data_at_all_five_densities_from_both_starts(scale, task, methods):
     cells = [cell.label for cell in BUILDERS["constraint"](SCALES[scale]).conditions if cell.label["task"] == task]
-    found = {(label["method"], label["target"], label["start"]) for label in cells}
+    found = {(label["algorithm"], label["target"], label["start"]) for label in cells}
     assert found == {(m, d, s) for m in methods for d in (0.5, 0.2, 0.05, 0.01, 0.005) for s in ("dense", "sparse")}
     if scale is ScaleName.SHORT:
-        assert {label["variant"] for label in cells if label["method"] == "flops"} <= {"natural ascent, falling target"}
+        assert {label["variant"] for label in cells if label["algorithm"] == "flops"} <= {"mirror ascent, annealed target"}
 
 
 def judged(number, **studies):
@@ -139,7 +139,7 @@ def judged(number, **studies):
 
 
 def cells(method, setting, quality, **more):
-    label = {"task": "lr", "method": method, "setting": setting, "target": 0.05, "truth": 0.05, "skew": "non-iid"} | more
+    label = {"task": "lr", "algorithm": method, "setting": setting, "target": 0.05, "truth": 0.05, "skew": "non-iid"} | more
     return [row(label, seed, r2=quality + 0.001 * seed) for seed in (0, 1, 2)]
 
 
@@ -148,7 +148,7 @@ def test_a_claim_that_depends_on_the_baseline_says_on_which():
     assert judged(52, table_1=rows).verdict == "held only when setting of FedIter-HT is as published"
     assert judged(52, table_1=cells("flops", "tuned", 0.95) + cells("fed-iter-ht", "tuned", 0.2)).verdict == "held"
     assert judged(52, table_1=cells("flops", "tuned", 0.1) + cells("fed-iter-ht", "tuned", 0.2)).verdict == "not held"
-    assert judged(52).verdict == "not judged"
+    assert judged(52).verdict == "not evaluated"
 
 
 def test_a_difference_inside_its_interval_is_no_win():
@@ -160,7 +160,7 @@ def test_a_difference_inside_its_interval_is_no_win():
 
 def test_gates_must_end_near_their_target():
     def gates(last):
-        return [row({"task": "lr", "method": "flops"}, curves={"test_density": [1.0, last]}, test_density=last)]
+        return [row({"task": "lr", "algorithm": "flops"}, curves={"test_density": [1.0, last]}, test_density=last)]
 
     assert judged(54, gates=gates(0.051)).verdict == "held"
     assert judged(54, gates=gates(0.06)).verdict == "not held"
@@ -172,7 +172,7 @@ def test_overlap_must_fall_and_recover():
         overlap = [[1.0] * size for _ in range(size)]
         for i, value in enumerate(steps):
             overlap[i][i + 1] = value
-        return [row({"task": "lr", "method": "flops", "setting": "tuned"}, trace={"overlap": overlap})]
+        return [row({"task": "lr", "algorithm": "flops", "setting": "tuned"}, trace={"overlap": overlap})]
 
     assert judged(55, iou=maps([1, 1, 0.6, 0.7, 0.9, 1, 1, 1])).verdict == "held"
     assert judged(55, iou=maps([1] * 8)).verdict == "not held"
@@ -180,7 +180,7 @@ def test_overlap_must_fall_and_recover():
 
 def test_the_range_of_rates_ends_at_the_first_failure():
     def sweep(values):
-        label = {"task": "lr", "method": "flops-pa", "setting": "polyak", "sweep": "weights"}
+        label = {"task": "lr", "algorithm": "flops-pa", "setting": "polyak", "sweep": "weights"}
         return [row(label | {"rate": rate}, state="done" if value else "diverged", r2=value) for rate, value in values.items()]
 
     assert judged(58, learning_rates=sweep({0.1: 0.93, 0.3: 0.95, 1.0: 0.94})).verdict == "held"
@@ -189,7 +189,7 @@ def test_the_range_of_rates_ends_at_the_first_failure():
 
 def test_bytes_and_rounds_are_compared():
     def sent(method, quality, count):
-        label = {"task": "lr", "method": method, "setting": "tuned"}
+        label = {"task": "lr", "algorithm": method, "setting": "tuned"}
         return [row(label, r2=quality, bytes=dict.fromkeys(("up", "down", "up_paper_formula", "down_paper_formula"), count))]
 
     held = sent("flops-pa", 0.95, 200) + sent("fed-avg", 0.951, 4000) + sent("fed-iter-ht", 0.9, 100)
@@ -198,7 +198,7 @@ def test_bytes_and_rounds_are_compared():
     assert judged(56, communication=worse).verdict.startswith("held only when")
 
     def line(method, skew, values):
-        label = {"task": "lr", "method": method, "setting": "tuned", "skew": skew, "part": "instances"}
+        label = {"task": "lr", "algorithm": method, "setting": "tuned", "skew": skew, "part": "instances"}
         return [row(label, curves={"round": list(range(1, len(values) + 1)), "r2": values}, oracle_value=1.0)]
 
     slow, fast = [0.0, 0.5, 0.95], [0.5, 0.95, 0.95]
@@ -207,7 +207,9 @@ def test_bytes_and_rounds_are_compared():
 
 
 def test_other_claims_on_rows_made_by_hand():
-    starts = [row({"task": "lr", "method": "flops", "start": s, "r": 0.5, "prune start": 0.5}, r2=v) for s, v in ((0.2, 0.6), (0.95, 0.95))]
+    starts = [
+        row({"task": "lr", "algorithm": "flops", "start": s, "r": 0.5, "prune start": 0.5}, r2=v) for s, v in ((0.2, 0.6), (0.95, 0.95))
+    ]
     assert judged(59, starts=starts).verdict == "held only when start is 0.95"
     assert judged(53, table_1=cells("flops", "tuned", 0.95) + cells("flops", "tuned", 0.85, target=0.95)).verdict == "held"
     reached = [r for skew in ("iid", "non-iid") for r in cells("flops", "tuned", 0.95, skew=skew)]
@@ -217,13 +219,13 @@ def test_other_claims_on_rows_made_by_hand():
 
 
 def test_a_miss_is_marked_and_a_failed_run_is_shown():
-    rows = [*cells("flops", "tuned", 0.80), row({"task": "lg", "method": "flops"}, state="diverged")]
+    rows = [*cells("flops", "tuned", 0.80), row({"task": "lg", "algorithm": "flops"}, state="diverged")]
     table = tables.study_table("table-1", "about", "short", rows)
-    verdicts = {(e["task"], e["measure"]): e["verdict"] for e in table.entries if e["method"] == "flops" and e["target"] == 0.05}
+    verdicts = {(e["task"], e["measure"]): e["verdict"] for e in table.entries if e["algorithm"] == "flops" and e["target"] == 0.05}
     assert verdicts["lr", "r2"] == "MISS"
     assert "diverged" in table.to_markdown() and "why" in table.to_markdown()
     good = tables.study_table("table-1", "about", "short", cells("flops", "tuned", 0.92))
-    entry = next(e for e in good.entries if e["measure"] == "r2" and e["target"] == 0.05 and e["method"] == "flops")
+    entry = next(e for e in good.entries if e["measure"] == "r2" and e["target"] == 0.05 and e["algorithm"] == "flops")
     assert entry["verdict"] == "reached" and round(entry["difference"], 3) == 0.011
 
 
@@ -231,7 +233,7 @@ def test_a_narrow_terminal_leaves_out_details_and_says_so_a_wide_one_nothing():
     table = tables.study_table("table-1", "about", "short", cells("flops", "tuned", 0.92))
     narrow, wide = table.to_rich(80), table.to_rich(400)
     shown = [column.header for column in narrow.columns]
-    assert {"task", "method", "paper", "measured", "verdict"} <= set(shown) and not {"line", "difference"} & set(shown)
+    assert {"task", "algorithm", "paper", "measured", "verdict"} <= set(shown) and not {"line", "difference"} & set(shown)
     assert "in the file, not here: truth, skew, line, difference" in narrow.caption
     assert [column.header for column in wide.columns] == table.columns and "not here" not in wide.caption
 

@@ -27,7 +27,7 @@ def test_every_variant_departs_from_sieve_as_it_comes_in_what_its_part_names_and
 
 
 def row(part, seed, value, state="done"):
-    label = {"task": "lr", "setting": "", "method": "sieve", "part": part}
+    label = {"task": "lr", "setting": "", "algorithm": "sieve", "part": part}
     shared = {"metric": "accuracy", "note": None, "reason": "why"}
     return shared | {
         "label": label,
@@ -42,8 +42,8 @@ def test_a_variant_is_compared_on_the_seeds_that_both_finished():
     rows = [row(DEFAULT_VARIANT, seed, 0.9 + 0.01 * seed) for seed in range(3)]
     rows += [row("no polishing", 0, 0.8), row("no polishing", 1, 0.79), row("no polishing", 2, None, "diverged")]
     whole, other = table_entries(rows)
-    assert whole["less sieve default"] is None and whole["finished"] == "3/3"
-    assert other["less sieve default"] == pytest.approx(-0.11) and other["error"] == pytest.approx(0.01)
+    assert whole["difference to default"] is None and whole["finished"] == "3/3"
+    assert other["difference to default"] == pytest.approx(-0.11) and other["error"] == pytest.approx(0.01)
     assert other["finished"] == "2/3" and other["bytes"]["mean"] == 100
 
 

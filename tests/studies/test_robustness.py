@@ -11,7 +11,9 @@ from fedsieve.studies.scale import SCALES, ScaleName
 
 
 def test_every_attack_and_share_meets_every_mean():
-    cells = {tuple(cell.label.values()) for cell in robustness_study(SCALES[ScaleName.SHORT]).conditions if cell.label["method"] == "sieve"}
+    cells = {
+        tuple(cell.label.values()) for cell in robustness_study(SCALES[ScaleName.SHORT]).conditions if cell.label["algorithm"] == "sieve"
+    }
     wanted = {
         ("lr", "sieve", attack.value, share, mean.value) for attack in ATTACK_SCALES for share in MALICIOUS_FRACTIONS for mean in Aggregator
     }
@@ -30,7 +32,7 @@ def test_the_study_in_small_leaves_a_table_a_figure_and_a_page(tmp_path, monkeyp
 
 def test_what_is_worse_than_nothing_or_diverged_is_called_lost():
     def row(mean, value, state="done", attack="flip", share=0.3, seed=0):
-        label = {"task": "lr", "method": "sieve", "attack": attack, "malicious": share, "aggregator": mean}
+        label = {"task": "lr", "algorithm": "sieve", "attack": attack, "malicious": share, "aggregator": mean}
         return {
             "key": json.dumps(label),
             "label": label,

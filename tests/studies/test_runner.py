@@ -31,7 +31,7 @@ def small(method, seed, **options):
 
 
 def cell(method, *, trace=False, label=None, **options):
-    return Condition(label=label or {"method": method}, config_for_seed=partial(small, method, **options), seeds=(0, 1), trace=trace)
+    return Condition(label=label or {"algorithm": method}, config_for_seed=partial(small, method, **options), seeds=(0, 1), trace=trace)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def stripped(rows):
 
 
 def test_a_finished_run_is_never_computed_twice(tmp_path, counted):
-    plan = Study(name="s", description="", conditions=[cell("fed-avg"), cell("flops-pa"), cell("fed-avg", label={"method": "again"})])
+    plan = Study(name="s", description="", conditions=[cell("fed-avg"), cell("flops-pa"), cell("fed-avg", label={"algorithm": "again"})])
     first = compute_study(plan, tmp_path / "s", quiet=True)
     assert len(counted) == 4 and len(first) == 6
     assert stripped(compute_study(plan, tmp_path / "s", quiet=True)) == stripped(first)
@@ -109,7 +109,7 @@ def test_a_trace_has_the_overlap_of_gates_between_rounds(tmp_path):
     plan = Study(name="s", description="", conditions=[cell("flops", trace=True), cell("fed-iter-ht", trace=True)])
     for row in compute_study(plan, tmp_path / "s", quiet=True):
         trace = row["trace"]
-        assert trace["kind"] == ("gates" if row["label"]["method"] == "flops" else "masks")
+        assert trace["kind"] == ("gates" if row["label"]["algorithm"] == "flops" else "masks")
         assert [trace["overlap"][i][i] for i in range(4)] == [1.0] * 4
         assert trace["overlap"][0][3] == trace["overlap"][3][0] <= 1
 

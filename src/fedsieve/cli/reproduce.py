@@ -1,4 +1,4 @@
-"""`fedsieve reproduce`: compute a study, then its table, figures and verdicts from what is stored. Torch loads only to compute."""
+"""`fedsieve reproduce`: compute a study, then write its table, figures and verdicts from stored rows. Only computing imports torch."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,8 @@ from fedsieve.studies.catalog import PAPER_STUDIES, STUDIES
 from fedsieve.studies.scale import SCALES, ScaleName
 
 StudyName = Literal["list", "all", *STUDIES]
-TABLE_FILE, TABLE_CSV_FILE, VERDICTS_FILE, VERDICTS_JSON_FILE = "table.md", "table.csv", "claims.md", "claims.json"
+TABLE_FILE, TABLE_CSV_FILE, VERDICTS_FILE = "table.md", "table.csv", "claims.md"
+TUNING_DIR, SELECTED_OPTIONS_FILE = "tuning", "chosen.json"
 
 
 def reproduce(
@@ -27,22 +28,22 @@ def reproduce(
     out: Path | None = None,
     quiet: Switch = False,
 ) -> int:
-    """Compute a table or figure of the paper and hold it against the paper's numbers and claims.
+    """Compute a table or figure of the paper and compare it with the paper's numbers and claims.
 
-    A run that is finished is never computed again: break off at any time and start again.
+    Finished runs are stored and never computed again: stop at any time and start again.
 
     Parameters
     ----------
     study
-        list shows what there is; all computes every table and figure of the paper
+        list shows all studies; all computes every table and figure of the paper
     scale
-        smoke: a minute or two, numbers mean nothing; short: 5 seeds; paper: 10 seeds, all rounds
+        smoke: a minute or two, the numbers mean nothing; short: 5 seeds; paper: 10 seeds, all rounds
     jobs
         processes that compute runs, each with one thread
     out
-        folder of the study, with all of one folder a study (default: reports/STUDY)
+        folder of the study; with all, the parent of one folder per study (default: reports/STUDY)
     quiet
-        no progress and no tables
+        print no progress and no tables
     """
     if study == "list":
         print_studies()
@@ -51,30 +52,31 @@ def reproduce(
 
     console = Console(highlight=False, quiet=quiet, soft_wrap=False)
     names = list(PAPER_STUDIES) if study == "all" else [study]
-    top = Path("reports") if out is None else out
-    folders = {name: top / name if study == "all" or out is None else out for name in names}
-    lost = 0
+    parent = Path("reports") if out is None else out
+    folders = {name: parent / name if study == "all" or out is None else out for name in names}
+    num_failed = 0
     for name, folder in folders.items():
-        lost += compute(name, folder, scale, jobs, quiet=quiet)
+        num_failed += compute(name, folder, scale, jobs, quiet=quiet)
         write_report(folder, console)
         page.write_report([folder], folder / REPORT)
     if study == "all":
-        page.write_report([top], top / REPORT)
+        page.write_report([parent], parent / REPORT)
         verdicts = claims.evaluate_claims({name: results.read_rows(folder) for name, folder in folders.items()})
-        write_verdicts(top, verdicts, scale, console)
-    return 1 if lost else 0
+        write_verdicts(parent, verdicts, scale, console)
+    return 1 if num_failed else 0
 
 
 def compute(name: str, folder: Path, scale: ScaleName, jobs: int, *, quiet: bool) -> int:
-    """The rows of a study; how many runs failed, apart from those that diverged."""
+    """Compute the rows of a study and return the number of failed runs; diverged runs do not count."""
     from fedsieve.studies.registry import BUILDERS, TUNED_STUDIES
-    from fedsieve.studies.runner import compute_study as compute_study
+    from fedsieve.studies.runner import compute_study
 
     if name in TUNED_STUDIES:
-        trials, choose, build = TUNED_STUDIES[name]
-        chosen = choose(compute_study(trials(SCALES[scale]), folder / "tuning", num_processes=jobs, quiet=quiet))
-        atomic_write(folder / "tuning" / "chosen.json", json.dumps(chosen, indent=1).encode())
-        study = build(SCALES[scale], chosen)
+        build_tuning, select_options, build = TUNED_STUDIES[name]
+        tuning_folder = folder / TUNING_DIR
+        options = select_options(compute_study(build_tuning(SCALES[scale]), tuning_folder, num_processes=jobs, quiet=quiet))
+        atomic_write(tuning_folder / SELECTED_OPTIONS_FILE, json.dumps(options, indent=1).encode())
+        study = build(SCALES[scale], options)
     else:
         study = BUILDERS[name](SCALES[scale])
     rows = compute_study(study, folder, num_processes=jobs, quiet=quiet)
@@ -82,7 +84,7 @@ def compute(name: str, folder: Path, scale: ScaleName, jobs: int, *, quiet: bool
 
 
 def write_report(folder: Path, console: Console) -> None:
-    """Table, figures and verdicts of the study in a folder, from its stored rows."""
+    """Write table, figures and verdicts of the study in a folder from its stored rows."""
     from fedsieve.report.figures import paper
 
     plan, rows = results.read_plan(folder), results.read_rows(folder)
@@ -90,33 +92,33 @@ def write_report(folder: Path, console: Console) -> None:
     try:
         atomic_write(folder / TABLE_FILE, table.to_markdown().encode())
         atomic_write(folder / TABLE_CSV_FILE, table.to_csv().encode())
-        drawn = paper.draw(plan["name"], rows, folder, table)
-    except OSError as problem:
-        raise RunDirectoryError(f"cannot write the report into {folder}: {problem.strerror}; choose another folder with --out") from None
+        figures = paper.draw(plan["name"], rows, folder, table)
+    except OSError as error:
+        raise RunDirectoryError(f"cannot write the report into {folder}: {error.strerror}; choose another folder with --out") from None
     console.print(table.to_rich(console.width))
-    console.print(f"table in {folder / TABLE_FILE}" + "".join(f", figure in {path}" for path in drawn), soft_wrap=True)
+    console.print(f"table in {folder / TABLE_FILE}" + "".join(f", figure in {path}" for path in figures), soft_wrap=True)
     write_verdicts(folder, claims.evaluate_claims({plan["name"]: rows}), plan["scale"], console)
 
 
 def write_verdicts(folder: Path, verdicts: list[Verdict], scale: str, console: Console) -> None:
-    """The claims that these rows can judge."""
-    title = "# The paper's claims, from the rows stored here" + (", which mean nothing at scale smoke" if scale == ScaleName.SMOKE else "")
-    judged = [verdict for verdict in verdicts if verdict.verdict != NOT_EVALUATED]
-    if not judged:
+    """Write and print the verdicts on the claims that the stored rows can evaluate."""
+    evaluated = [verdict for verdict in verdicts if verdict.verdict != NOT_EVALUATED]
+    if not evaluated:
         return
-    atomic_write(folder / VERDICTS_FILE, "\n".join([title, "", *(v.to_markdown() for v in judged)]).encode())
-    plain = [{**v._asdict(), "checks": [check._asdict() for check in v.checks]} for v in judged]
-    atomic_write(folder / VERDICTS_JSON_FILE, json.dumps(plain, indent=1).encode())
-    for v in judged:
-        console.print(
-            f"{'scale smoke, ' if scale == ScaleName.SMOKE else ''}claim {v.number}, {v.claim}: {v.verdict}", soft_wrap=True, markup=False
-        )
+    is_smoke_test = scale == ScaleName.SMOKE
+    title = "# The paper's claims, from the rows stored here" + (", which mean nothing at scale smoke" if is_smoke_test else "")
+    atomic_write(folder / VERDICTS_FILE, "\n".join([title, "", *(verdict.to_markdown() for verdict in evaluated)]).encode())
+    plain = [{**verdict._asdict(), "checks": [check._asdict() for check in verdict.checks]} for verdict in evaluated]
+    atomic_write(folder / results.CLAIMS_FILE, json.dumps(plain, indent=1).encode())
+    prefix = "scale smoke, " if is_smoke_test else ""
+    for verdict in evaluated:
+        console.print(f"{prefix}claim {verdict.number}, {verdict.claim}: {verdict.verdict}", soft_wrap=True, markup=False)
 
 
 def print_studies() -> None:
-    """What can be computed."""
+    """Print the names and descriptions of all studies."""
     table = RichTable("study", "what it shows", title="fedsieve reproduce STUDY", title_justify="left")
-    for name, about in STUDIES.items():
-        table.add_row(name, about)
-    table.add_row("all", "all of the paper's, and its claims")
+    for name, description in STUDIES.items():
+        table.add_row(name, description)
+    table.add_row("all", "all studies of the paper, and its claims")
     Console(highlight=False).print(table)

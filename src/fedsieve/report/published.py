@@ -1,6 +1,9 @@
-"""The paper's numbers, each with the line of its LaTeX source: what measured ones are held against."""
+"""The numbers of the paper's tables, each with the line of its LaTeX source."""
 
+from itertools import product
 from typing import NamedTuple
+
+from fedsieve.studies.results import IID, NON_IID
 
 ROUNDING_TOLERANCE = 0.005
 """The paper prints two decimals."""
@@ -21,26 +24,22 @@ class PublishedCell(NamedTuple):
     source_line: int
 
 
-def _table_1_row(task: str, source_line: int, *cells: float) -> list[PublishedCell]:
-    """A row of Table 1: three TDR, then quality and loss of FLoPS(0.05), FLoPS(0.95) and FedIter-HT, all on 5 % truth, non-IID."""
+def _table_1_row(task: str, source_line: int, *values: float) -> list[PublishedCell]:
+    """Return a row of Table 1: three TDR, then quality and loss of FLoPS(0.05), FLoPS(0.95) and FedIter-HT, on 5 % truth, non-IID."""
     models = (("flops", 0.05), ("flops", 0.95), ("fed-iter-ht", 0.05))
-    found = [("tdr", model, value) for model, value in zip(models, cells[:3], strict=True)]
-    for i, model in enumerate(models):
-        found += [("quality", model, cells[3 + 2 * i]), ("loss", model, cells[4 + 2 * i])]
+    columns = [("tdr", *model) for model in models] + [(measure, *model) for model in models for measure in ("quality", "loss")]
     return [
-        PublishedCell("table-1", task, method, target, 0.05, "non-iid", measure, value, source_line)
-        for measure, (method, target), value in found
+        PublishedCell("table-1", task, algorithm, target, 0.05, NON_IID, measure, value, source_line)
+        for (measure, algorithm, target), value in zip(columns, values, strict=True)
     ]
 
 
-def _table_2_row(task: str, density: float, source_line: int, *cells: float) -> list[PublishedCell]:
-    """A row of Table 2: quality and TDR of FLoPS and FedIter-HT, IID and then non-IID; true and target density are the same."""
-    places = [
-        (skew, method, measure) for skew in ("iid", "non-iid") for method in ("flops", "fed-iter-ht") for measure in ("quality", "tdr")
-    ]
+def _table_2_row(task: str, density: float, source_line: int, *values: float) -> list[PublishedCell]:
+    """Return a row of Table 2: quality and TDR of FLoPS and FedIter-HT, IID, then non-IID; true and target density are equal."""
+    columns = product((IID, NON_IID), ("flops", "fed-iter-ht"), ("quality", "tdr"))
     return [
-        PublishedCell("table-2", task, method, density, density, skew, measure, value, source_line)
-        for (skew, method, measure), value in zip(places, cells, strict=True)
+        PublishedCell("table-2", task, algorithm, density, density, skew, measure, value, source_line)
+        for (skew, algorithm, measure), value in zip(columns, values, strict=True)
     ]
 
 
@@ -57,9 +56,9 @@ CELLS: tuple[PublishedCell, ...] = (
 )
 
 PRECISION_BOUND = 50 / 950
-"""The highest TDR of a model that keeps 950 of 1000 weights where 50 are true; the paper has .11 (L232) and, over rows, .38 (L234)."""
+"""The highest TDR of a model that keeps 950 of 1000 weights if 50 are true. The paper has .11 (L232) and, over rows, .38 (L234)."""
 
 
 def table_cells(table: str) -> list[PublishedCell]:
-    """The cells of one table."""
+    """Return the cells of one table."""
     return [cell for cell in CELLS if cell.table == table]

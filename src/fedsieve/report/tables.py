@@ -1,4 +1,4 @@
-"""Tables of a study from its stored rows: markdown, CSV and the terminal; the paper's number beside each measured one."""
+"""Tables of a study from its stored rows, as Markdown, as CSV and for the terminal."""
 
 import csv
 import io
@@ -10,9 +10,12 @@ from rich.table import Table as RichTable
 from fedsieve.formatting import format_bytes
 from fedsieve.report import published
 from fedsieve.report.figures import ablation, equal_bytes, robustness
+from fedsieve.report.figures.ablation import DIFFERENCE_TO_DEFAULT
+from fedsieve.report.figures.equal_bytes import DIFFERENCE_TO_SIEVE
 from fedsieve.report.published import PublishedCell
 from fedsieve.studies import results
-from fedsieve.studies.results import Row
+from fedsieve.studies.results import PUBLISHED, REFERENCE_ALGORITHM, TUNED, Row
+from fedsieve.studies.scale import ScaleName
 
 METRIC_BY_TASK = {"quality": {"lr": "r2"}, "loss": {"lr": "mse"}, "tdr": {"mc": "tdr_features"}}
 DEFAULT_METRIC = {"quality": "accuracy", "loss": "ce", "tdr": "tdr"}
@@ -27,59 +30,55 @@ OPTIONAL_COLUMNS = (
     "metric",
     "difference",
 )
-"""Columns a narrow terminal does without, in this order, and then those that say the same everywhere."""
-COLUMN_FORMATS = {"difference": "{:+.3f}", "less sieve": "{:+.4f}", "less sieve default": "{:+.4f}", "error": "{:.4f}", "95 %": "{:.4f}"}
+"""Columns that a narrow terminal omits first, in this order; then those with the same value in every row."""
+COLUMN_FORMATS = {"difference": "{:+.3f}", "error": "{:.4f}", "95 %": "{:.4f}"}
+COLUMN_FORMATS |= {DIFFERENCE_TO_SIEVE: "{:+.4f}", DIFFERENCE_TO_DEFAULT: "{:+.4f}"}
 DENSITY_TOLERANCE = 0.05
-"""How close a density must come to its target, as a fraction of it."""
+"""Maximum relative deviation of a density from its target."""
+REACHED, MISS, NO_RUN = "reached", "MISS", "no run finished"
 
 
 class StudyTable(NamedTuple):
-    """A table: what it is called, what to know about it, and its entries by column."""
+    """A table with a title, notes, and one dictionary of plain values per row."""
 
     title: str
     notes: list[str]
     columns: list[str]
     entries: list[dict[str, Any]]
-    """plain numbers, for CSV"""
 
     def formatted_cells(self) -> list[list[str]]:
-        """As people read them."""
+        """Return the cells as text."""
         return [[format_cell(column, entry.get(column)) for column in self.columns] for entry in self.entries]
 
     def to_markdown(self) -> str:
-        """With the notes below."""
+        """Return the table as Markdown, with the notes below."""
         lines = [f"# {self.title}", "", "| " + " | ".join(self.columns) + " |", "|" + "---|" * len(self.columns)]
         lines += ["| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in self.formatted_cells()]
         return "\n".join([*lines, "", *(f"- {note}" for note in self.notes)]) + "\n"
 
     def to_csv(self) -> str:
-        """Plain numbers; a mean and its sd in two columns."""
-        names = [name for column in self.columns for name in ((column, f"{column} sd") if column in self._columns_with_sd() else (column,))]
+        """Return plain numbers as CSV; a mean and its standard deviation are two columns."""
+        with_sd = {column for column in self.columns for entry in self.entries if isinstance(entry.get(column), Mapping)}
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(names)
+        writer.writerow(name for column in self.columns for name in ((column, f"{column} sd") if column in with_sd else (column,)))
         for entry in self.entries:
             row = []
             for column in self.columns:
                 value = entry.get(column)
-                row += (
-                    [value["mean"], value["sd"]] if isinstance(value, Mapping) else [value] + [None] * (column in self._columns_with_sd())
-                )
-            writer.writerow(["" if value is None else value for value in row])
+                row += [value["mean"], value["sd"]] if isinstance(value, Mapping) else [value] + [None] * (column in with_sd)
+            writer.writerow("" if value is None else value for value in row)
         return out.getvalue()
 
-    def _columns_with_sd(self) -> set[str]:
-        return {column for column in self.columns for entry in self.entries if isinstance(entry.get(column), Mapping)}
-
     def to_rich(self, max_width: int) -> RichTable:
-        """For a terminal so wide: a table that is wider leaves its details to the files."""
+        """Return the table for a terminal. If it is too wide, some columns are omitted."""
         columns = list(self.columns)
-        same = [column for column in self.columns if len({str(entry.get(column)) for entry in self.entries}) == 1]
-        for detail in (*OPTIONAL_COLUMNS, *same):
-            if detail in columns and len(columns) > 1 and self._replace(columns=columns).width > max_width:
-                columns.remove(detail)
-        left = [column for column in self.columns if column not in columns]
-        notes = [*self.notes, *([f"in the file, not here: {', '.join(left)}"] if left else [])]
+        constant = [column for column in self.columns if len({str(entry.get(column)) for entry in self.entries}) == 1]
+        for column in (*OPTIONAL_COLUMNS, *constant):
+            if column in columns and len(columns) > 1 and self._replace(columns=columns).width > max_width:
+                columns.remove(column)
+        omitted = [column for column in self.columns if column not in columns]
+        notes = [*self.notes, *([f"in the file, not here: {', '.join(omitted)}"] if omitted else [])]
         table = RichTable(title=self.title, title_justify="left", caption="\n".join(notes), caption_justify="left")
         for column in columns:
             table.add_column(column, overflow="fold")
@@ -89,12 +88,12 @@ class StudyTable(NamedTuple):
 
     @property
     def width(self) -> int:
-        """How wide a terminal shows it without a broken cell."""
+        """The width of a terminal that shows the table without wrapped cells."""
         return 1 + sum(3 + max(map(len, column)) for column in zip(self.columns, *self.formatted_cells(), strict=True))
 
 
 def format_cell(column: str, value: Any) -> str:
-    """A value as people read it."""
+    """Return a value as text."""
     if value is None:
         return ""
     if isinstance(value, Mapping):
@@ -113,130 +112,124 @@ def _format_decimals(value: float) -> str:
 
 
 def metric_name(task: str, measure: str) -> str:
-    """The stored name of quality, loss or TDR on a task; for many classes the paper counts feature rows (decision F2)."""
+    """Return the stored name of quality, loss or TDR on a task. With many classes the paper counts feature rows (decision F2)."""
     return METRIC_BY_TASK[measure].get(task, DEFAULT_METRIC[measure])
 
 
 def study_table(name: str, description: str, scale: str, rows: list[Row]) -> StudyTable:
-    """The table of any study."""
+    """Return the table of any study."""
     notes = table_notes(rows, scale)
     if name in ("table-1", "table-2"):
         return paper_table(name, description, rows, notes)
     if name == "equal-bytes":
-        found = equal_bytes.table_entries(rows)
-        return StudyTable(description, [*notes, equal_bytes.summarize(found)], list(found[0]) if found else [], found)
-    if name == "robustness":
-        found = robustness.table_entries(rows)
-        return StudyTable(description, [*notes, robustness.NOTE, robustness.summarize(rows)], list(found[0]) if found else [], found)
-    if name == "ablation":
-        found = ablation.table_entries(rows)
-        return StudyTable(description, [*notes, ablation.NOTE], list(found[0]) if found else [], found)
+        entries = equal_bytes.table_entries(rows)
+        notes.append(equal_bytes.summarize(entries))
+    elif name == "robustness":
+        entries = robustness.table_entries(rows)
+        notes += [robustness.NOTE, robustness.summarize(rows)]
+    elif name == "ablation":
+        entries = ablation.table_entries(rows)
+        notes.append(ablation.NOTE)
+    else:
+        return condition_table(name, description, rows, notes)
+    return StudyTable(description, notes, list(entries[0]) if entries else [], entries)
+
+
+def condition_table(name: str, description: str, rows: list[Row], notes: list[str]) -> StudyTable:
+    """Return a table with one row per condition. Columns without a value are omitted."""
     labels = list(dict.fromkeys(key for row in rows for key in row["label"]))
-    groups = group_by_label(rows)
-    entries = [{**dict(group[0]["label"]), **cell_metrics(group)} for group in groups]
+    entries = [{**group[0]["label"], **condition_metrics(group)} for group in results.group_by_label(rows)]
     if name == "constraint":
-        notes.append(f"within: share of runs whose expected and test-time density both end within {DENSITY_TOLERANCE:.0%} of the target")
-    columns = list(dict.fromkeys(key for entry in entries for key in entry if key not in labels))
-    return StudyTable(
-        description, notes, [*labels, *(c for c in columns if any(entry.get(c) not in (None, "") for entry in entries))], entries
-    )
+        notes = [
+            *notes,
+            f"within: runs whose expected and test-time density both end within {DENSITY_TOLERANCE:.0%} of the target",
+        ]
+    measures = dict.fromkeys(key for entry in entries for key in entry if key not in labels)
+    columns = [*labels, *(key for key in measures if any(entry.get(key) not in (None, "") for entry in entries))]
+    return StudyTable(description, notes, columns, entries)
 
 
 def table_notes(rows: Iterable[Row], scale: str) -> list[str]:
-    """Seeds, size, stand-ins, and every run that did not come to an end."""
+    """Return notes on seeds, scale and replaced data, and on every run that did not finish."""
     rows = list(rows)
-    seeds = results.distinct_seeds(rows)
-    notes = [f"mean ± sd over seeds {', '.join(map(str, seeds))}" + ("" if scale != "smoke" else "; scale smoke: no number means anything")]
+    seeds = f"mean ± sd over seeds {', '.join(map(str, results.distinct_seeds(rows)))}"
+    notes = [seeds + ("; scale smoke: no number means anything" if scale == ScaleName.SMOKE else "")]
     notes += sorted({row["note"] for row in rows if row["note"]})
-    lost: dict[tuple[str, str], list[Row]] = {}
+    unfinished: dict[tuple[str, str], list[Row]] = {}
     for row in results.diverged_or_failed_rows(rows):
-        lost.setdefault((row["state"], row["reason"]), []).append(row)
-    for (state, reason), group in lost.items():
-        cells = dict.fromkeys(" ".join(map(str, row["label"].values())) for row in group)
-        notes.append(f"**{state}**, seeds {', '.join(map(str, results.distinct_seeds(group)))}: {', '.join(cells)}: {reason}")
+        unfinished.setdefault((row["state"], row["reason"]), []).append(row)
+    for (state, reason), group in unfinished.items():
+        labels = dict.fromkeys(" ".join(map(str, row["label"].values())) for row in group)
+        notes.append(f"**{state}**, seeds {', '.join(map(str, results.distinct_seeds(group)))}: {', '.join(labels)}: {reason}")
     return notes
 
 
-def group_by_label(rows: Iterable[Row]) -> list[list[Row]]:
-    """Rows of each cell, in the order of cells."""
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        found.setdefault(results.label_key(row["label"]), []).append(row)
-    return list(found.values())
-
-
-def cell_metrics(group: list[Row]) -> dict[str, Any]:
-    """What any cell is measured by; columns that are empty everywhere are left out later."""
-    done = results.done_rows(group)
-    metric = next((row["metric"] for row in done), None)
-    entry: dict[str, Any] = {"metric": metric, "value": results.mean_and_sd_over_seeds(group, "value")}
+def condition_metrics(group: list[Row]) -> dict[str, Any]:
+    """Return the measurements of one condition."""
+    finished = results.done_rows(group)
+    label = group[0]["label"]
+    entry: dict[str, Any] = {"metric": next((row["metric"] for row in finished), None)}
+    entry["value"] = results.mean_and_sd_over_seeds(group, "value")
     for name in ("tdr", "tdr_features", "expected_density", "test_density"):
-        found = results.mean_and_sd_over_seeds(group, name)
-        told = found["mean"] is not None and (name != "tdr_features" or group[0]["label"]["task"] == "mc")
-        entry[name.replace("_", " ")] = found if told else None
-    if "variant" in group[0]["label"]:
-        entry["within"] = f"{sum(meets_target(row) for row in done)}/{len(group)}"
-    for part, title in (("", "bytes"), ("_payload", "bytes payload"), ("_paper_formula", "bytes formula")):
-        entry[title] = results.mean_and_sd([row["bytes"]["up" + part] + row["bytes"]["down" + part] for row in done])
-    entry["finished"] = f"{len(done)}/{len(group)}"
+        value = results.mean_and_sd_over_seeds(group, name)
+        is_shown = value["mean"] is not None and (name != "tdr_features" or label["task"] == "mc")
+        entry[name.replace("_", " ")] = value if is_shown else None
+    if "variant" in label:
+        entry["within"] = f"{sum(meets_target(row) for row in finished)}/{len(group)}"
+    for count, title in (("", "bytes"), ("_payload", "bytes payload"), ("_paper_formula", "bytes formula")):
+        entry[title] = results.bytes_over_seeds(finished, count)
+    entry["finished"] = f"{len(finished)}/{len(group)}"
     return entry
 
 
 def meets_target(row: Row) -> bool:
-    """Whether expected and test-time density of the last round are both near the target."""
-    found = (row["values"]["expected_density"], row["values"]["test_density"])
-    return all(abs(value - row["density"]) <= DENSITY_TOLERANCE * row["density"] for value in found)
+    """Return whether expected and test-time density of the last round are both near the target."""
+    densities = (row["values"]["expected_density"], row["values"]["test_density"])
+    return all(abs(value - row["density"]) <= DENSITY_TOLERANCE * row["density"] for value in densities)
 
 
 def paper_table(name: str, description: str, rows: list[Row], notes: list[str]) -> StudyTable:
-    """Cell by cell: the paper's number, ours, the difference, and whether it is reached."""
-    entries = []
+    """Return the cells of a paper's table: the paper's number, the measured one, the difference, and a verdict."""
+    entries: list[dict[str, Any]] = []
     for cell in published.table_cells(name):
-        place = {"task": cell.task, "method": cell.algorithm, "target": cell.target_density, "truth": cell.true_density, "skew": cell.skew}
-        for setting in ("tuned",) if cell.algorithm == "flops" else ("as published", "tuned"):
-            found = results.mean_and_sd_over_seeds(
-                results.filter_rows(rows, **place, setting=setting), metric_name(cell.task, cell.measure)
-            )
-            entry = {
-                **place,
-                "setting": setting,
-                "measure": metric_name(cell.task, cell.measure),
-                "paper": cell.value,
-                "line": f"L{cell.source_line}",
-            }
-            entries.append(entry | {"measured": found, **compare_cell(cell, found)})
-    for row in group_by_label(results.filter_rows(rows, method="sieve")):
-        for measure in ("quality", "loss", "tdr"):
-            named = metric_name(row[0]["label"]["task"], measure)
-            entries.append(
-                {
-                    **row[0]["label"],
-                    "measure": named,
-                    "measured": results.mean_and_sd_over_seeds(row, named),
-                    "verdict": "ours, not in the paper",
-                }
-            )
-    columns = ["task", "truth", "skew", "method", "target", "setting", "measure", "paper", "line", "measured", "difference", "verdict"]
-    notes = [*notes, "FLoPS: reached = at or beyond the paper's number within one sd and the paper's rounding of .005; MISS = not"]
-    notes.append("FedIter-HT: better or worse than in the paper, or alike (within .05)")
-    misses = sum(entry["verdict"].startswith("MISS") for entry in entries)
-    judged_count = misses + sum(entry["verdict"] == "reached" for entry in entries)
-    return StudyTable(description, [*notes, f"FLoPS: {judged_count - misses} of {judged_count} cells reached"], columns, entries)
+        label = {"task": cell.task, "truth": cell.true_density, "skew": cell.skew}
+        label |= {"algorithm": cell.algorithm, "target": cell.target_density}
+        measure = metric_name(cell.task, cell.measure)
+        for setting in (TUNED,) if cell.algorithm == "flops" else (PUBLISHED, TUNED):
+            measured = results.mean_and_sd_over_seeds(results.filter_rows(rows, **label, setting=setting), measure)
+            entry = {"setting": setting, "measure": measure, "paper": cell.value, "line": f"L{cell.source_line}", "measured": measured}
+            entries.append(label | entry | compare_cell(cell, measured))
+    for group in results.group_by_label(results.filter_rows(rows, algorithm=REFERENCE_ALGORITHM)):
+        label = group[0]["label"]
+        for measure in (metric_name(label["task"], kind) for kind in ("quality", "loss", "tdr")):
+            measured = results.mean_and_sd_over_seeds(group, measure)
+            entries.append({**label, "measure": measure, "measured": measured, "verdict": "not in the paper"})
+    columns = ["task", "truth", "skew", "algorithm", "target", "setting", "measure", "paper", "line", "measured", "difference", "verdict"]
+    misses = sum(entry["verdict"].startswith(MISS) for entry in entries)
+    reached = sum(entry["verdict"] == REACHED for entry in entries)
+    notes = [
+        *notes,
+        f"FLoPS: {REACHED} = at least as good as the paper's number, within one sd and the paper's rounding of .005; {MISS} = not",
+        "FedIter-HT: better or worse than in the paper, or similar (within .05)",
+        f"FLoPS: {reached} of {reached + misses} cells reached",
+    ]
+    return StudyTable(description, notes, columns, entries)
 
 
 def compare_cell(cell: PublishedCell, measured: Mapping[str, float | None]) -> dict[str, Any]:
-    """The difference to the paper, and what it means."""
+    """Return the difference to the paper, and a verdict."""
     if measured["mean"] is None:
-        return {"difference": None, "verdict": "MISS: no run finished" if cell.algorithm == "flops" else "no run finished"}
+        return {"difference": None, "verdict": f"{MISS}: {NO_RUN}" if cell.algorithm == "flops" else NO_RUN}
     difference = measured["mean"] - cell.value
     gain = -difference if cell.measure == "loss" else difference
-    if cell.algorithm == "flops":
-        if cell.target_density > cell.true_density and cell.measure == "tdr":
-            bound = f"entries at most {published.PRECISION_BOUND:.3f}" + (", rows about 0.40" if cell.task == "mc" else "")
-            return {"difference": difference, "verdict": f"not judged: {bound}"}
-        if cell.target_density > cell.true_density and cell.measure == "loss":
-            return {"difference": difference, "verdict": "not judged: accuracy only"}
-        reached = gain + (measured["sd"] or 0.0) + published.ROUNDING_TOLERANCE >= 0
-        return {"difference": difference, "verdict": "reached" if reached else "MISS"}
-    close = abs(gain) <= (0.05 if cell.measure != "loss" else 0.05 * max(cell.value, 1.0))
-    return {"difference": difference, "verdict": "alike" if close else "better" if gain > 0 else "worse"}
+    if cell.algorithm != "flops":
+        is_similar = abs(gain) <= (0.05 if cell.measure != "loss" else 0.05 * max(cell.value, 1.0))
+        verdict = "similar" if is_similar else "better" if gain > 0 else "worse"
+    elif cell.target_density > cell.true_density and cell.measure == "tdr":
+        rows_bound = ", rows about 0.40" if cell.task == "mc" else ""
+        verdict = f"not evaluated: entries at most {published.PRECISION_BOUND:.3f}{rows_bound}"
+    elif cell.target_density > cell.true_density and cell.measure == "loss":
+        verdict = "not evaluated: accuracy only"
+    else:
+        verdict = REACHED if gain + (measured["sd"] or 0.0) + published.ROUNDING_TOLERANCE >= 0 else MISS
+    return {"difference": difference, "verdict": verdict}

@@ -1,1 +1,1 @@
-"""The tables and figures of the paper, and studies of the package itself."""
+"""Studies: the tables and figures of the paper, and studies of the package itself."""

@@ -1,23 +1,22 @@
-"""The equal-bytes study as data: every rival, tuned with the same budget on other seeds, at the bytes that sieve needs as it comes."""
+"""The equal-bytes study: algorithms tuned with the same number of trials on other seeds, compared at the bytes that sieve sends."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from fedsieve.data.partition import Partition
 from fedsieve.experiments.config import ByteCounting, FederationConfig, RunConfig
-from fedsieve.studies import paper, results
-from fedsieve.studies import tuning as search
-from fedsieve.studies.catalog import STUDIES
-from fedsieve.studies.results import DENSE_METHODS, REFERENCE_METHOD, Row
+from fedsieve.studies import paper, results, tuning
+from fedsieve.studies.results import DENSE_ALGORITHMS, REFERENCE_ALGORITHM, Row
 from fedsieve.studies.runner import Condition, Study
 from fedsieve.studies.scale import Scale
 
 ALGORITHM_NAMES = (
-    REFERENCE_METHOD,
+    REFERENCE_ALGORITHM,
     "flops-pa",
     "flops",
     "fed-iter-ht",
@@ -28,14 +27,14 @@ ALGORITHM_NAMES = (
     "fed-l1",
     "random-mask",
 )
-"""FedAvg is there twice: cut to the density, and before the cut, in a column of its own."""
 FOUR_BIT_ALGORITHMS = ("fed-iter-ht", "fed-round-ht")
-"""Also run with four bits a value, in the settings tuned at eight."""
+"""Algorithms that also run with four bits per value, with the options tuned at eight."""
 TUNING_SEEDS = (100, 101)
 FAST_TASKS, MANY_SEEDS = ("lr", "lg"), range(10)
-"""Tasks whose runs take seconds, and their seeds."""
+"""Tasks with runs of seconds, and their seeds."""
+PAPER_SETTING = "the paper's setting"
 FACTORS: dict[str, dict[str, Any]] = {
-    "the paper's setting": {},
+    PAPER_SETTING: {},
     "SNR 3": {"data": {"snr": 3.0}},
     "correlation .7": {"data": {"correlation": 0.7}},
     "SNR 3, correlation .7": {"data": {"snr": 3.0, "correlation": 0.7}},
@@ -49,39 +48,41 @@ FACTORS: dict[str, dict[str, Any]] = {
     "participation 10 %": {"federation": {"participation": 0.1}},
     "label skew": {"federation": {"partition": Partition.LABEL}},
 }
-"""One factor at a time; a run's parts, replaced."""
+"""The settings that each factor changes, one factor at a time."""
+SMOKE_FACTORS = (PAPER_SETTING, "density .2")
+CLASSIFICATION_FACTORS = ("label skew",)
+"""Factors that need class labels."""
 REAL_TASK_FACTORS: dict[str, dict[str, dict[str, Any]]] = {
     "mnist": {"density .05": {}, "density .01": {"density": 0.01}},
     "rcv1": {"density .005": {}},
     "emnist": {"density .05": {}, "density .005": {"density": 0.005}},
     "mnist-cnn": {"density .05": {}},
 }
-"""Real data at the densities we report, each task tuned at its first."""
+"""Real data at the densities we report. Options are tuned at the first density of each task."""
 FAST_REAL_TASK = "mnist"
-"""Its runs take seconds: it has all its rounds at every scale."""
+"""Real data with runs of seconds: they have all rounds at every scale."""
 TOO_EXPENSIVE = "flops"
-"""On real data one of its rounds, dense messages for every batch, costs more bytes than the whole run of sieve."""
+"""On real data one round of this algorithm, with dense messages for every batch, needs more bytes than a whole run of sieve."""
 EMNIST_PARTICIPATION = 0.01
-"""Participation on EMNIST: ten of its thousand clients a round."""
+"""Ten of the thousand EMNIST clients in each round."""
 
 
 def with_factor(run: RunConfig, factor: Mapping[str, Any]) -> RunConfig:
-    """A run with one factor changed."""
+    """Return a run with one factor changed."""
     data = replace(run.data, **factor.get("data", {}))
     federation = replace(run.federation, **factor.get("federation", {}))
-    density = factor.get("density", run.density)
-    return replace(run, data=data, federation=federation, density=density)
+    return replace(run, data=data, federation=federation, density=factor.get("density", run.density))
 
 
-def task_method_pairs(scale: Scale) -> list[tuple[str, str]]:
-    """Tasks with the methods that are compared on them."""
-    generated = [(task, method) for task in paper.SYNTHETIC_TASKS for method in ALGORITHM_NAMES]
-    real = [(task, method) for task in REAL_TASK_FACTORS for method in ALGORITHM_NAMES if method != TOO_EXPENSIVE]
-    return generated if scale.is_smoke_test else generated + real
+def task_algorithm_pairs(scale: Scale) -> list[tuple[str, str]]:
+    """Return tasks with the algorithms that are compared on them."""
+    synthetic = list(product(paper.SYNTHETIC_TASKS, ALGORITHM_NAMES))
+    real = [(task, name) for task, name in product(REAL_TASK_FACTORS, ALGORITHM_NAMES) if name != TOO_EXPENSIVE]
+    return synthetic if scale.is_smoke_test else synthetic + real
 
 
 def base_run(scale: Scale, task: str, algorithm_name: str) -> RunConfig:
-    """A method on a task, with its defaults there; on real data the rounds of the scale."""
+    """Return a run of an algorithm with its defaults on a task."""
     if task in paper.SYNTHETIC_TASKS:
         return paper.synthetic_run_factory(scale, task, algorithm_name)(0)
     federation = FederationConfig(participation=EMNIST_PARTICIPATION) if task == "emnist" else FederationConfig()
@@ -90,64 +91,63 @@ def base_run(scale: Scale, task: str, algorithm_name: str) -> RunConfig:
 
 
 def tuning_study(scale: Scale) -> Study:
-    """The same number of configurations for every rival and task, on held-out rows of other seeds, slow tasks in a third of the rounds.
+    """The same number of trials for every algorithm and task, on validation examples of other seeds; slow tasks with a third of the rounds.
 
-    sieve runs as it comes: tuned on two seeds it did worse on others than untuned (docs/results.md). Here it shows what bytes it takes.
+    sieve has one trial, its defaults: tuned on two seeds it was worse on others (docs/results.md). The trial gives the bytes it needs.
     """
-    budget = 2 if scale.is_smoke_test else search.NUM_TRIALS
-    found: list[Condition] = []
-    for task, method in task_method_pairs(scale):
-        run, seeds = base_run(scale, task, method), TUNING_SEEDS
+    num_trials = 2 if scale.is_smoke_test else tuning.NUM_TRIALS
+    conditions: list[Condition] = []
+    for task, name in task_algorithm_pairs(scale):
+        run, seeds = base_run(scale, task, name), TUNING_SEEDS
         if task in REAL_TASK_FACTORS:
-            run, seeds = run if task == FAST_REAL_TASK else replace(run, rounds=run.rounds // 3), TUNING_SEEDS[:1]
-        found += search.build_conditions(run, 1 if method == REFERENCE_METHOD else budget, seeds, {"task": task, "method": method})
-    return Study(name="tuning", description="settings on held-out rows of seeds 100 and 101", conditions=found, scale=scale.name.value)
+            seeds = TUNING_SEEDS[:1]
+            if task != FAST_REAL_TASK:
+                run = replace(run, rounds=run.rounds // 3)
+        label = {"task": task, "algorithm": name}
+        conditions += tuning.build_conditions(run, 1 if name == REFERENCE_ALGORITHM else num_trials, seeds, label)
+    description = f"options on validation examples of seeds {' and '.join(map(str, TUNING_SEEDS))}"
+    return Study(name="tuning", description=description, conditions=conditions, scale=scale.name.value)
 
 
 def seeds_for_task(scale: Scale, task: str) -> Sequence[int]:
-    """Ten where a run takes seconds, three elsewhere."""
+    """Return ten seeds if a run takes seconds, else those of the scale."""
     if task in REAL_TASK_FACTORS:
         return scale.real_seeds
     return MANY_SEEDS if task in FAST_TASKS and not scale.is_smoke_test else scale.sweep_seeds
 
 
 def selected_options(rows: list[Row]) -> dict[str, dict[str, Any]]:
-    """What runs on each task and in which settings, from the tuning's rows.
+    """Return the tuned options by "TASK ALGORITHM" from the rows of the tuning study.
 
-    A method takes part with what was best after all rounds, and, if its messages are sparse, again, as thrifty, with what was best at
-    the bytes of sieve.
+    Each algorithm takes part with the options that are best after all rounds. If its messages are sparse, it takes part
+    again, as "tuned for bytes", with the options that are best at the bytes of sieve.
     """
-    found: dict[str, dict[str, Any]] = {}
-    for task, method in dict.fromkeys((row["label"]["task"], row["label"]["method"]) for row in rows):
-        trials, base_trials = (
-            results.filter_rows(rows, task=task, method=method),
-            results.filter_rows(rows, task=task, method=REFERENCE_METHOD),
-        )
-        limit = np.mean([row["curves"]["bytes"][-1] for row in base_trials])
-        name, best, thrifty = f"{task} {method}", search.best_options(trials), search.best_options(trials, float(limit))
-        found[name] = best
-        if thrifty != best and method not in DENSE_METHODS:
-            found[f"{name}, thrifty"] = thrifty
-        if method in FOUR_BIT_ALGORITHMS:
-            found[f"{name}, 4 bits"] = best | {"bits": 4}
-    return found
+    selected: dict[str, dict[str, Any]] = {}
+    for task, algorithm in results.label_values(rows, "task", "algorithm"):
+        trials = results.filter_rows(rows, task=task, algorithm=algorithm)
+        reference_trials = results.filter_rows(rows, task=task, algorithm=REFERENCE_ALGORITHM)
+        max_bytes = float(np.mean([row["curves"]["bytes"][-1] for row in reference_trials]))
+        name, best, best_at_bytes = f"{task} {algorithm}", tuning.best_options(trials), tuning.best_options(trials, max_bytes)
+        selected[name] = best
+        if best_at_bytes != best and algorithm not in DENSE_ALGORITHMS:
+            selected[f"{name}, tuned for bytes"] = best_at_bytes
+        if algorithm in FOUR_BIT_ALGORITHMS:
+            selected[f"{name}, 4 bits"] = best | {"bits": 4}
+    return selected
 
 
 def equal_bytes_study(scale: Scale, options_by_name: Mapping[str, Mapping[str, Any]]) -> Study:
-    """All factors on the generated tasks, a density or two elsewhere."""
-    found: list[Condition] = []
-    for place, options in options_by_name.items():
-        task, entrant = place.split(" ", 1)
-        plain = base_run(scale, task, entrant.split(",")[0])
-        tuned = replace(plain, algorithm=search.apply_options(plain.algorithm, options))
-        for name, factor in REAL_TASK_FACTORS.get(task, FACTORS).items():
-            if scale.is_smoke_test and name not in ("the paper's setting", "density .2"):
+    """All factors on the synthetic tasks, one or two densities on real data."""
+    conditions: list[Condition] = []
+    for name, options in options_by_name.items():
+        task, algorithm = name.split(" ", 1)
+        default = base_run(scale, task, algorithm.split(",")[0])
+        tuned = replace(default, algorithm=tuning.apply_options(default.algorithm, options))
+        for factor, changes in REAL_TASK_FACTORS.get(task, FACTORS).items():
+            if (scale.is_smoke_test and factor not in SMOKE_FACTORS) or (task == "lr" and factor in CLASSIFICATION_FACTORS):
                 continue
-            if task == "lr" and name == "label skew":
-                continue  # a regression has no labels
-            label = {"task": task, "factor": name, "method": entrant, "options": json.dumps(options)}
-            run = with_factor(tuned, factor)
-            found.append(
-                Condition(label=label, config_for_seed=lambda seed, run=run: replace(run, seed=seed), seeds=seeds_for_task(scale, task))
-            )
-    return Study(name="equal-bytes", description=STUDIES["equal-bytes"], conditions=found, scale=scale.name.value)
+            run = with_factor(tuned, changes)
+            label = {"task": task, "factor": factor, "algorithm": algorithm, "options": json.dumps(options)}
+            seeds = seeds_for_task(scale, task)
+            conditions.append(Condition(label=label, config_for_seed=lambda seed, run=run: replace(run, seed=seed), seeds=seeds))
+    return paper.build_study("equal-bytes", scale, conditions)

@@ -1,4 +1,4 @@
-"""How gates and supports move through the rounds of a run: overlaps between rounds, and some gates one by one."""
+"""Records gates and supports over the rounds of a run: overlaps between rounds, and some gates individually."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.core import gates
 
 MAX_MAP_ROUNDS = 50
-"""Rounds of a map at most."""
+"""Maximum number of rounds of a heatmap."""
 MAX_MAP_GATES = 50
-"""Gates followed one by one: so many of those kept in the end, so many of the others."""
+"""Maximum number of kept gates, and of other gates, that are stored individually."""
 
 
 class GateTrace:
-    """Test-time gates of each round where a method has gates, else its mask."""
+    """The test-time gates of each round if the algorithm has gates, and its masks."""
 
     def __init__(self, algorithm: BaseAlgorithm) -> None:
         self.algorithm = algorithm
@@ -24,38 +24,44 @@ class GateTrace:
         self.masks: list[np.ndarray] = []
 
     def record(self, server: Any, theta: Tensor) -> None:
-        """One round more."""
+        """Record one round."""
         size = server.layout.num_gated
         self.masks.append((theta[:size] != 0).numpy(force=True))
         if hasattr(server, "log_alpha"):
             self.gates.append(gates.test_gates(self.algorithm.shape, server.log_alpha[:size]).to(torch.float16).numpy(force=True))
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain numbers: `overlap` between stored rounds (soft IoU of gates, IoU of masks), `gates` of a few weights per round."""
-        count = len(self.masks)
-        kept = sorted({round(i * (count - 1) / max(min(MAX_MAP_ROUNDS, count) - 1, 1)) for i in range(min(MAX_MAP_ROUNDS, count))})
-        followed = np.stack([(self.gates or self.masks)[i] for i in kept]).astype(np.float32)
-        found = {
-            "rounds": [i + 1 for i in kept],
+        """Return plain numbers: `overlap` between stored rounds (soft IoU of gates, IoU of masks), `gates` of a few weights."""
+        indices = evenly_spaced(len(self.masks), MAX_MAP_ROUNDS)
+        vectors = np.stack([(self.gates or self.masks)[i] for i in indices]).astype(np.float32)
+        masks = np.stack([self.masks[i] for i in indices]).astype(np.float32)
+        trace = {
+            "rounds": [i + 1 for i in indices],
             "kind": "gates" if self.gates else "masks",
-            "overlap": round_entries(pairwise_overlaps(followed)),
+            "overlap": round_entries(pairwise_overlaps(vectors)),
+            "mask_overlap": round_entries(pairwise_overlaps(masks)),
         }
-        found["mask_overlap"] = round_entries(pairwise_overlaps(np.stack([self.masks[i] for i in kept]).astype(np.float32)))
         if self.gates:
             final = self.masks[-1]
-            shown = np.concatenate([np.flatnonzero(final)[:MAX_MAP_GATES], np.flatnonzero(~final)[:MAX_MAP_GATES]])
-            found["gates"] = round_entries(followed[:, shown])
-            found["kept"] = int(min(final.sum(), MAX_MAP_GATES))
-        return found
+            selected = np.concatenate([np.flatnonzero(final)[:MAX_MAP_GATES], np.flatnonzero(~final)[:MAX_MAP_GATES]])
+            trace["gates"] = round_entries(vectors[:, selected])
+            trace["num_kept"] = int(min(final.sum(), MAX_MAP_GATES))
+        return trace
+
+
+def evenly_spaced(count: int, max_count: int) -> list[int]:
+    """Return at most `max_count` of the indices 0 to count - 1, evenly spaced, including the first and the last."""
+    selected = min(max_count, count)
+    return sorted({round(i * (count - 1) / max(selected - 1, 1)) for i in range(selected)})
 
 
 def pairwise_overlaps(vectors: np.ndarray) -> np.ndarray:
-    """sum min / sum max of every pair of rows; 0/0 is 1 (decision F6)."""
-    both = np.stack([np.minimum(vectors, row).sum(1) for row in vectors])
-    either = np.stack([np.maximum(vectors, row).sum(1) for row in vectors])
-    return np.divide(both, either, out=np.ones_like(both), where=either > 0)
+    """Return sum min / sum max of every pair of rows; 0/0 is 1 (decision F6)."""
+    intersection = np.stack([np.minimum(vectors, row).sum(1) for row in vectors])
+    union = np.stack([np.maximum(vectors, row).sum(1) for row in vectors])
+    return np.divide(intersection, union, out=np.ones_like(intersection), where=union > 0)
 
 
 def round_entries(matrix: np.ndarray) -> list[list[float]]:
-    """Three decimals are enough for a colour."""
+    """Return the entries with three decimals, enough for a colour."""
     return [[round(float(value), 3) for value in row] for row in matrix]

@@ -1,7 +1,8 @@
-"""The paper's tables and figures as data: one function a study. `fedsieve reproduce` computes them."""
+"""The tables and figures of the paper, one function per study."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import product
 from typing import Any
 
 from fedsieve.algorithms import algorithm_class
@@ -12,31 +13,35 @@ from fedsieve.data.synthetic import Shift, Synthetic
 from fedsieve.experiments.config import ByteCounting, FederationConfig, RunConfig
 from fedsieve.experiments.tasks import TASKS, default_options
 from fedsieve.studies.catalog import STUDIES
+from fedsieve.studies.results import CENTRAL, IID, NON_IID, PUBLISHED, REFERENCE_ALGORITHM, TUNED
 from fedsieve.studies.runner import Condition, Study
 from fedsieve.studies.scale import Scale, ScaleName
 
 SYNTHETIC_TASKS = ("lr", "lg", "mc")
-TUNED, PUBLISHED = "tuned", "as published"
-NON_IID, IID = "non-iid", "iid"
+GRADIENT_ALGORITHMS = ("flops", "fed-sgd")
+"""Algorithms that exchange gradients; one of their rounds is an epoch of the paper."""
+SPARSE, DENSE = 0.05, 0.95
+"""The paper's densities."""
 SKEWS = {NON_IID: (0.5, Shift.SCALAR), IID: (1000.0, Shift.NONE)}
-"""Dirichlet parameter and shift: homogeneous clients have neither skew (L242, L603)."""
+"""Dirichlet parameter and shift; homogeneous clients have neither skew (L242, L603)."""
 REGIMES = {"SNR 3, correlation .2": (3.0, 0.2), "SNR 3, correlation .7": (3.0, 0.7), "SNR 20, correlation .7": (20.0, 0.7)}
+"""Signal-to-noise ratio and correlation of the features."""
 PUBLISHED_LEARNING_RATES = {"lr": 1e-3, "lg": 1e-2, "mc": 3e-2}
-"""Constant rates with which FedIter-HT has about the paper's figures (searched on seed 100, docs/results.md)."""
+"""Constant learning rates with which FedIter-HT reaches about the paper's figures (searched on seed 100, docs/results.md)."""
 PUBLISHED_LEARNING_RATES_DENSE_TRUTH = {**PUBLISHED_LEARNING_RATES, "lr": 1e-4}
-"""Where 95 % of the weights are true, LR's loss is nineteen times larger and 3e-4 already diverges under the shift."""
+"""If 95 % of the weights are true, LR's loss is nineteen times larger, and 3e-4 already diverges under the shift."""
+COMPARED = (("flops", TUNED), ("fed-iter-ht", PUBLISHED), ("fed-iter-ht", TUNED))
+"""FLoPS, and FedIter-HT in both settings."""
 
 
 def algorithm_options(scale: Scale, task: str, algorithm_name: str, **options: Any) -> dict[str, Any]:
-    """A method's options on a task: its defaults there, what a study sets, and fewer steps where everything is tiny."""
-    found = default_options(TASKS[task], algorithm_class(algorithm_name), None) | options
-    if scale.local_steps is not None:
-        found["local_steps"] = scale.local_steps
-    return found
+    """Return the options of an algorithm on a task: the defaults, then those of the study, then the local steps of the scale."""
+    defaults = default_options(TASKS[task], algorithm_class(algorithm_name), None)
+    return defaults | options | ({} if scale.local_steps is None else {"local_steps": scale.local_steps})
 
 
 def published_options(task: str, true_density: float, skew: str) -> dict[str, Any]:
-    """FedIter-HT as the paper seems to have run it: a small constant rate, 1/K weights, plain floats."""
+    """Return the options with which the paper probably ran FedIter-HT: a small constant learning rate and 32-bit messages."""
     rates = PUBLISHED_LEARNING_RATES_DENSE_TRUTH if true_density > 0.5 and skew == NON_IID else PUBLISHED_LEARNING_RATES
     return {
         "step_rule": StepRule.CONSTANT,
@@ -53,8 +58,8 @@ def synthetic_run_factory(
     task: str,
     algorithm_name: str,
     *,
-    target_density: float = 0.05,
-    true_density: float = 0.05,
+    target_density: float = SPARSE,
+    true_density: float = SPARSE,
     skew: str = NON_IID,
     setting: str = TUNED,
     participation: float | None = None,
@@ -64,18 +69,18 @@ def synthetic_run_factory(
     centralized: bool = False,
     **options: Any,
 ) -> Callable[[int], RunConfig]:
-    """A run on one of the generated tasks, for each seed."""
+    """Return a function from a seed to a run on a synthetic task."""
     alpha, shift = SKEWS[skew]
     if setting == PUBLISHED:
         options = published_options(task, true_density, skew) | options
-    place = {} if centralized or participation is None else {"participation": max(participation, 2 / scale.clients)}
-    weights = ClientWeighting.UNIFORM if setting == PUBLISHED else None
+    if participation is not None:
+        participation = None if centralized else max(participation, 2 / scale.clients)
     return partial(
-        _build_run,
+        build_run,
         task=task,
         algorithm_name=algorithm_name,
         density=target_density,
-        rounds=rounds or (scale.gradient_rounds if algorithm_name in ("flops", "fed-sgd") else scale.rounds),
+        rounds=rounds or (scale.gradient_rounds if algorithm_name in GRADIENT_ALGORITHMS else scale.rounds),
         data=Synthetic(
             num_examples=scale.num_examples,
             num_features=scale.num_features,
@@ -84,215 +89,197 @@ def synthetic_run_factory(
             correlation=correlation,
             shift=shift,
         ),
-        federation=FederationConfig(clients=scale.clients, alpha=alpha, client_weighting=weights, **place),
+        federation=FederationConfig(
+            clients=scale.clients,
+            alpha=alpha,
+            client_weighting=ClientWeighting.UNIFORM if setting == PUBLISHED else None,
+            participation=participation,
+        ),
         centralized=centralized,
         algorithm=algorithm_class(algorithm_name)(**algorithm_options(scale, task, algorithm_name, **options)),
     )
 
 
-def _build_run(seed: int, **fields: Any) -> RunConfig:
-    return RunConfig(seed=seed, **fields)
+def real_run_factory(
+    scale: Scale, task: str, algorithm_name: str, density: float, *, centralized: bool = False, **options: Any
+) -> Callable[[int], RunConfig]:
+    """Return a function from a seed to a run on real data."""
+    return partial(
+        build_run,
+        task=task,
+        algorithm_name=algorithm_name,
+        density=density,
+        rounds=scale.real_rounds,
+        byte_counting=ByteCounting.SAMPLED,
+        centralized=centralized,
+        algorithm=algorithm_class(algorithm_name)(**algorithm_options(scale, task, algorithm_name, **options)),
+    )
+
+
+def build_run(seed: int, **settings: Any) -> RunConfig:
+    """Return a run. `functools.partial` of this function is a run for each seed."""
+    return RunConfig(seed=seed, **settings)
 
 
 def build_study(name: str, scale: Scale, conditions: Iterable[Condition]) -> Study:
-    """A study of the catalogue."""
+    """Return a study of the catalog."""
     return Study(name=name, description=STUDIES[name], conditions=list(conditions), scale=scale.name.value)
 
 
 def epoch_settings(scale: Scale) -> dict[str, Any]:
-    """What Tables 1 and 2 and the gate figures share: 50 epochs, 10 % of the clients (decision D3)."""
+    """Return the settings of Tables 1 and 2 and of the gate figures: 50 epochs, 10 % of the clients (decision D3)."""
     return {"participation": 0.1, "rounds": scale.gradient_rounds}
 
 
 def averaging_settings(scale: Scale) -> dict[str, Any]:
-    """What the figures on FLoPS-PA share: 100 rounds, 5 % of the clients."""
+    """Return the settings of the figures on FLoPS-PA: 100 rounds, 5 % of the clients."""
     return {"participation": 0.05, "rounds": scale.rounds}
 
 
-def table_1(scale: Scale) -> Study:
-    """Table 1; FedIter-HT in both settings, and our own method beside them."""
-    models = (("flops", TUNED, 0.05), ("flops", TUNED, 0.95), ("fed-iter-ht", PUBLISHED, 0.05), ("fed-iter-ht", TUNED, 0.05))
-    cells = []
-    for task in SYNTHETIC_TASKS:
-        for method, setting, target in (*models, ("sieve", TUNED, 0.05)):
-            label = {"task": task, "method": method, "setting": setting, "target": target, "truth": 0.05, "skew": NON_IID}
-            run = synthetic_run_factory(scale, task, method, target_density=target, setting=setting, **epoch_settings(scale))
-            cells.append(Condition(label=label, config_for_seed=run, seeds=scale.seeds, trace=target == 0.05 and method != "sieve"))
-    return build_study("table-1", scale, cells)
+def default_settings(scale: Scale, algorithm_name: str) -> dict[str, Any]:
+    """Return the paper's rounds and participation for an algorithm."""
+    return epoch_settings(scale) if algorithm_name in GRADIENT_ALGORITHMS else averaging_settings(scale)
 
 
-def table_2(scale: Scale) -> Study:
-    """Table 2; FedIter-HT in both settings."""
-    cells = []
-    for task in SYNTHETIC_TASKS:
-        for density in (0.95, 0.05):
-            for skew in SKEWS:
-                for method, setting in (("flops", TUNED), ("fed-iter-ht", PUBLISHED), ("fed-iter-ht", TUNED)):
-                    label = {"task": task, "method": method, "setting": setting, "target": density, "truth": density, "skew": skew}
-                    run = synthetic_run_factory(
-                        scale,
-                        task,
-                        method,
-                        target_density=density,
-                        true_density=density,
-                        skew=skew,
-                        setting=setting,
-                        **epoch_settings(scale),
-                    )
-                    cells.append(Condition(label=label, config_for_seed=run, seeds=scale.seeds))
-    return build_study("table-2", scale, cells)
+def table_1_study(scale: Scale) -> Study:
+    """Table 1, with FedIter-HT in both settings and with sieve."""
+    flops, *iter_ht = [(algorithm, setting, SPARSE) for algorithm, setting in COMPARED]
+    models = (flops, ("flops", TUNED, DENSE), *iter_ht, (REFERENCE_ALGORITHM, TUNED, SPARSE))
+    conditions = []
+    for task, (algorithm, setting, target) in product(SYNTHETIC_TASKS, models):
+        label = {"task": task, "algorithm": algorithm, "setting": setting, "target": target, "truth": SPARSE, "skew": NON_IID}
+        run = synthetic_run_factory(scale, task, algorithm, target_density=target, setting=setting, **epoch_settings(scale))
+        trace = target == SPARSE and algorithm != REFERENCE_ALGORITHM
+        conditions.append(Condition(label=label, config_for_seed=run, seeds=scale.seeds, trace=trace))
+    return build_study("table-1", scale, conditions)
 
 
-def gates(scale: Scale) -> Study:
+def table_2_study(scale: Scale) -> Study:
+    """Table 2, with FedIter-HT in both settings."""
+    conditions = []
+    for task, density, skew, (algorithm, setting) in product(SYNTHETIC_TASKS, (DENSE, SPARSE), SKEWS, COMPARED):
+        label = {"task": task, "algorithm": algorithm, "setting": setting, "target": density, "truth": density, "skew": skew}
+        densities = {"target_density": density, "true_density": density}
+        run = synthetic_run_factory(scale, task, algorithm, **densities, skew=skew, setting=setting, **epoch_settings(scale))
+        conditions.append(Condition(label=label, config_for_seed=run, seeds=scale.seeds))
+    return build_study("table-2", scale, conditions)
+
+
+def gates_study(scale: Scale) -> Study:
     """Expected gates per epoch."""
     return build_study("gates", scale, (_traced_condition(scale, task, "flops", TUNED) for task in SYNTHETIC_TASKS))
 
 
-def iou(scale: Scale) -> Study:
+def iou_study(scale: Scale) -> Study:
     """Overlaps between epochs."""
-    shown = (("flops", TUNED), ("fed-iter-ht", PUBLISHED), ("fed-iter-ht", TUNED))
-    return build_study("iou", scale, (_traced_condition(scale, "lr", method, setting) for method, setting in shown))
+    return build_study("iou", scale, (_traced_condition(scale, "lr", algorithm, setting) for algorithm, setting in COMPARED))
 
 
-def test_time_gates(scale: Scale) -> Study:
-    """Test-time gates one by one, and their overlaps."""
+def test_time_gates_study(scale: Scale) -> Study:
+    """Individual test-time gates, and their overlaps."""
     return build_study("test-time-gates", scale, [_traced_condition(scale, "lr", "flops", TUNED)])
 
 
 def _traced_condition(scale: Scale, task: str, algorithm_name: str, setting: str) -> Condition:
-    label = {"task": task, "method": algorithm_name, "setting": setting, "target": 0.05}
-    return Condition(
-        label=label,
-        config_for_seed=synthetic_run_factory(scale, task, algorithm_name, setting=setting, **epoch_settings(scale)),
-        seeds=scale.seeds,
-        trace=True,
-    )
+    label = {"task": task, "algorithm": algorithm_name, "setting": setting, "target": SPARSE}
+    run = synthetic_run_factory(scale, task, algorithm_name, setting=setting, **epoch_settings(scale))
+    return Condition(label=label, config_for_seed=run, seeds=scale.seeds, trace=True)
 
 
-def learning_rates(scale: Scale) -> Study:
-    """Sweeps on LR. FLoPS-PA: the paper's constant rates, the same capped at 1/L, factors of Polyak's step (the default); sieve's units."""
-    weights = {"constant": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)}
-    weights |= {"capped": (*weights["constant"], 0.3, 1.0), "polyak": (0.03, 0.1, 0.3, 1.0, 1.5, 2.0, 3.0, 4.0)}
-    fixed = {"constant": 8e-2, "capped": 8e-2, "polyak": 1.5}
-    gate_rates = (1e-5, 1e-4, 8e-4, 1e-2, 1e-1, 1.0)
-    cells = []
-    for rule, rates in weights.items():
-        sweep = [("weights", rate, {"learning_rate": rate, "gate_rate": 8e-4}) for rate in rates]
-        sweep += [("gates", rate, {"learning_rate": fixed[rule], "gate_rate": rate}) for rate in gate_rates]
-        for what, rate, options in sweep:
-            label = {"task": "lr", "method": "flops-pa", "setting": rule, "sweep": what, "rate": rate}
-            run = synthetic_run_factory(scale, "lr", "flops-pa", step_rule=StepRule(rule), **options, **averaging_settings(scale))
-            cells.append(Condition(label=label, config_for_seed=run, seeds=scale.seeds))
-    own = {
-        "weights": ("learning_rate", (0.02, 0.08, 0.25, 0.8, 2.0, 8.0, 25.0)),
-        "gates": ("gate_rate", (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)),
-    }
-    for what, (option, rates) in own.items():
-        for rate in rates:
-            label = {"task": "lr", "method": "sieve", "setting": "polyak", "sweep": what, "rate": rate}
-            run = synthetic_run_factory(scale, "lr", "sieve", **{option: rate}, **averaging_settings(scale))
-            cells.append(Condition(label=label, config_for_seed=run, seeds=scale.seeds))
-    return build_study("learning-rates", scale, cells)
+def learning_rates_study(scale: Scale) -> Study:
+    """Sweeps of learning rates on LR.
 
-
-def convergence(scale: Scale) -> Study:
-    """Curves on LR and LG, and LR over many random instances, IID and non-IID."""
-    lines = (("flops-pa", TUNED), ("fed-iter-ht", PUBLISHED), ("fed-iter-ht", TUNED), ("fed-avg", TUNED), ("sieve", TUNED))
-    cells = []
-    for task in ("lr", "lg"):
-        for method, setting in (*lines, ("flops-pa", "central")):
-            label = {"task": task, "method": method, "setting": setting, "skew": NON_IID, "part": "curves"}
-            run = synthetic_run_factory(scale, task, method, setting=setting, centralized=setting == "central", **averaging_settings(scale))
-            cells.append(Condition(label=label, config_for_seed=run, seeds=scale.seeds))
-    for skew in SKEWS:
-        for method, setting in lines[:3]:
-            label = {"task": "lr", "method": method, "setting": setting, "skew": skew, "part": "instances"}
-            run = synthetic_run_factory(scale, "lr", method, setting=setting, skew=skew, **averaging_settings(scale))
-            cells.append(Condition(label=label, config_for_seed=run, seeds=scale.instance_seeds))
-    return build_study("convergence", scale, cells)
-
-
-def real_data(scale: Scale) -> Study:
-    """Real data at 5 % participation: FLoPS-PA, FedIter-HT and Central FLoPS-PA as in the paper, sieve; at its own scale FedAvg too."""
-    tasks = (
-        (("digits", 0.1),)
-        if scale.use_digits_only
-        else (("rcv1", 0.005), ("mnist", 0.05), ("mnist-cnn", 0.05), ("emnist", 0.05), ("emnist", 0.005))
-    )
-    lines = (("flops-pa", TUNED), ("flops-pa", "central"), ("fed-iter-ht", TUNED), ("sieve", TUNED))
-    if scale.name is ScaleName.PAPER:
-        lines = (*lines, ("fed-avg", TUNED))
-    cells = []
-    for task, target in tasks:
-        for method, setting in lines:
-            label = {"task": task, "method": method, "setting": setting, "target": target}
-            run = partial(
-                _build_run,
-                task=task,
-                algorithm_name=method,
-                density=target,
-                rounds=scale.real_rounds,
-                byte_counting=ByteCounting.SAMPLED,
-                centralized=setting == "central",
-                algorithm=algorithm_class(method)(**algorithm_options(scale, task, method)),
-            )
-            cells.append(
-                Condition(
-                    label=label | ({"stand-in": "digits, shipped with scikit-learn"} if scale.use_digits_only else {}),
-                    config_for_seed=run,
-                    seeds=scale.real_seeds,
-                )
-            )
-    return build_study("real-data", scale, cells)
-
-
-def regimes(scale: Scale) -> Study:
-    """The other three regimes of noise and correlation."""
-    cells = []
-    for regime, (snr, correlation) in REGIMES.items():
-        for task in SYNTHETIC_TASKS:
-            for method, setting in (("flops", TUNED), ("fed-iter-ht", PUBLISHED), ("fed-iter-ht", TUNED)):
-                label = {"task": task, "method": method, "setting": setting, "regime": regime}
-                run = synthetic_run_factory(scale, task, method, setting=setting, snr=snr, correlation=correlation, **epoch_settings(scale))
-                cells.append(Condition(label=label, config_for_seed=run, seeds=scale.seeds))
-    return build_study("regimes", scale, cells)
-
-
-def communication(scale: Scale) -> Study:
-    """What crosses, by three counts, with each method at its own rounds and participation."""
-    methods = ("sieve", "flops-pa", "fed-iter-ht", "fed-round-ht", "fed-ht", "gradual", "fed-avg", "flops")
-    cells = []
-    for task in ("lr", "mc"):
-        for method in methods:
-            share = epoch_settings(scale) if method == "flops" else averaging_settings(scale)
-            label = {"task": task, "method": method, "setting": TUNED}
-            cells.append(Condition(label=label, config_for_seed=synthetic_run_factory(scale, task, method, **share), seeds=scale.seeds))
-    return build_study("communication", scale, cells)
-
-
-def starts(scale: Scale) -> Study:
-    """rho_init x r x prune start on LR. Each method's usual scaling rate and five times as much (FLoPS: a fifth).
-
-    FLoPS-PA samples its gates in local steps here: below rho_init .17 every median gate is closed, and nothing would ever open it.
+    FLoPS-PA: the paper's constant rates, the same capped at 1/L, and factors of Polyak's step (the default). sieve: its own units.
     """
-    rates = {"flops": (0.1, 0.5), "flops-pa": (0.02, 0.1)}
-    sampled = {"flops": {}, "flops-pa": {"local_gate_noise": GateNoise.SAMPLED}}
-    cells = []
-    for method, strengths in rates.items():
-        share = epoch_settings(scale) if method == "flops" else averaging_settings(scale)
-        for start in (0.05, 0.2, 0.5, 0.95):
-            for strength in strengths:
-                for prune in (0.0, 0.5):
-                    label = {"task": "lr", "method": method, "start": start, "r": strength, "prune start": prune}
-                    options = {
-                        "initial_gate_probability": start,
-                        "log_alpha_scaling_rate": strength,
-                        "scaling_start": prune,
-                        **sampled[method],
-                    }
-                    cells.append(
-                        Condition(
-                            label=label, config_for_seed=synthetic_run_factory(scale, "lr", method, **options, **share), seeds=scale.seeds
-                        )
-                    )
-    return build_study("starts", scale, cells)
+    constant = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+    weight_rates = {
+        StepRule.CONSTANT: constant,
+        StepRule.CAPPED: (*constant, 0.3, 1.0),
+        StepRule.POLYAK: (0.03, 0.1, 0.3, 1.0, 1.5, 2.0, 3.0, 4.0),
+    }
+    fixed_weight_rate = {StepRule.CONSTANT: 8e-2, StepRule.CAPPED: 8e-2, StepRule.POLYAK: 1.5}
+    fixed_gate_rate, gate_rates = 8e-4, (1e-5, 1e-4, 8e-4, 1e-2, 1e-1, 1.0)
+    sweeps: list[tuple[str, StepRule, str, float, dict[str, Any]]] = []
+    for rule, rates in weight_rates.items():
+        fixed = {"step_rule": rule, "learning_rate": fixed_weight_rate[rule], "gate_rate": fixed_gate_rate}
+        sweeps += [("flops-pa", rule, "weights", rate, fixed | {"learning_rate": rate}) for rate in rates]
+        sweeps += [("flops-pa", rule, "gates", rate, fixed | {"gate_rate": rate}) for rate in gate_rates]
+    for rate in (0.02, 0.08, 0.25, 0.8, 2.0, 8.0, 25.0):
+        sweeps.append(("sieve", StepRule.POLYAK, "weights", rate, {"learning_rate": rate}))
+    for rate in (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0):
+        sweeps.append(("sieve", StepRule.POLYAK, "gates", rate, {"gate_rate": rate}))
+    conditions = []
+    for algorithm, rule, sweep, rate, options in sweeps:
+        label = {"task": "lr", "algorithm": algorithm, "setting": rule.value, "sweep": sweep, "rate": rate}
+        run = synthetic_run_factory(scale, "lr", algorithm, **options, **averaging_settings(scale))
+        conditions.append(Condition(label=label, config_for_seed=run, seeds=scale.seeds))
+    return build_study("learning-rates", scale, conditions)
+
+
+def convergence_study(scale: Scale) -> Study:
+    """Curves on LR and LG, and LR over many random instances, IID and non-IID."""
+    instances = (("flops-pa", TUNED), ("fed-iter-ht", PUBLISHED), ("fed-iter-ht", TUNED))
+    curves = (*instances, ("fed-avg", TUNED), (REFERENCE_ALGORITHM, TUNED), ("flops-pa", CENTRAL))
+    cases = [(task, NON_IID, "curves", line, scale.seeds) for task in ("lr", "lg") for line in curves]
+    cases += [("lr", skew, "instances", line, scale.instance_seeds) for skew in SKEWS for line in instances]
+    conditions = []
+    for task, skew, part, (algorithm, setting), seeds in cases:
+        label = {"task": task, "algorithm": algorithm, "setting": setting, "skew": skew, "part": part}
+        settings = averaging_settings(scale) | {"setting": setting, "skew": skew, "centralized": setting == CENTRAL}
+        run = synthetic_run_factory(scale, task, algorithm, **settings)
+        conditions.append(Condition(label=label, config_for_seed=run, seeds=seeds))
+    return build_study("convergence", scale, conditions)
+
+
+def real_data_study(scale: Scale) -> Study:
+    """Real data at 5 % participation: FLoPS-PA, central FLoPS-PA and FedIter-HT as in the paper, and sieve; at scale paper also FedAvg."""
+    tasks = (("rcv1", 0.005), ("mnist", 0.05), ("mnist-cnn", 0.05), ("emnist", 0.05), ("emnist", 0.005))
+    lines = [("flops-pa", TUNED), ("flops-pa", CENTRAL), ("fed-iter-ht", TUNED), (REFERENCE_ALGORITHM, TUNED)]
+    if scale.name is ScaleName.PAPER:
+        lines.append(("fed-avg", TUNED))
+    conditions = []
+    for (task, target), (algorithm, setting) in product((("digits", 0.1),) if scale.use_digits_only else tasks, lines):
+        label = {"task": task, "algorithm": algorithm, "setting": setting, "target": target}
+        if scale.use_digits_only:
+            label["stand-in"] = "digits, shipped with scikit-learn"
+        run = real_run_factory(scale, task, algorithm, target, centralized=setting == CENTRAL)
+        conditions.append(Condition(label=label, config_for_seed=run, seeds=scale.real_seeds))
+    return build_study("real-data", scale, conditions)
+
+
+def regimes_study(scale: Scale) -> Study:
+    """The other three regimes of noise and correlation."""
+    conditions = []
+    for (regime, (snr, correlation)), task, (algorithm, setting) in product(REGIMES.items(), SYNTHETIC_TASKS, COMPARED):
+        label = {"task": task, "algorithm": algorithm, "setting": setting, "regime": regime}
+        run = synthetic_run_factory(scale, task, algorithm, setting=setting, snr=snr, correlation=correlation, **epoch_settings(scale))
+        conditions.append(Condition(label=label, config_for_seed=run, seeds=scale.seeds))
+    return build_study("regimes", scale, conditions)
+
+
+def communication_study(scale: Scale) -> Study:
+    """Bytes by three counts, each algorithm with its own rounds and participation."""
+    algorithms = (REFERENCE_ALGORITHM, "flops-pa", "fed-iter-ht", "fed-round-ht", "fed-ht", "gradual", "fed-avg", "flops")
+    conditions = []
+    for task, algorithm in product(("lr", "mc"), algorithms):
+        label = {"task": task, "algorithm": algorithm, "setting": TUNED}
+        run = synthetic_run_factory(scale, task, algorithm, **default_settings(scale, algorithm))
+        conditions.append(Condition(label=label, config_for_seed=run, seeds=scale.seeds))
+    return build_study("communication", scale, conditions)
+
+
+def starts_study(scale: Scale) -> Study:
+    """rho_init x r x prune start on LR, with the default scaling rate and five times as much (FLoPS: a fifth).
+
+    FLoPS-PA samples its gates in local steps here: below rho_init .17 every median gate is closed, and no gradient would open it.
+    """
+    scaling_rates = {"flops": (0.1, 0.5), "flops-pa": (0.02, 0.1)}
+    gate_noise = {"flops": {}, "flops-pa": {"local_gate_noise": GateNoise.SAMPLED}}
+    conditions = []
+    for algorithm, rates in scaling_rates.items():
+        for start, rate, prune_start in product((0.05, 0.2, 0.5, 0.95), rates, (0.0, 0.5)):
+            label = {"task": "lr", "algorithm": algorithm, "start": start, "r": rate, "prune start": prune_start}
+            options = {"initial_gate_probability": start, "log_alpha_scaling_rate": rate, "scaling_start": prune_start}
+            run = synthetic_run_factory(scale, "lr", algorithm, **options, **gate_noise[algorithm], **default_settings(scale, algorithm))
+            conditions.append(Condition(label=label, config_for_seed=run, seeds=scale.seeds))
+    return build_study("starts", scale, conditions)

@@ -1,4 +1,4 @@
-"""Finished runs of a study on disk, one JSON line each, and what reports ask of them. No torch here."""
+"""Stored runs of a study, one JSON line each, and queries on them. Does not import torch."""
 
 import json
 import os
@@ -9,72 +9,80 @@ from typing import Any
 from fedsieve.experiments.compare import mean_and_sd, paired_difference
 from fedsieve.storage.run_directory import RunDirectoryError, atomic_write
 
-ROWS_FILE, PLAN_FILE = "rows.jsonl", "study.json"
+ROWS_FILE, PLAN_FILE, CLAIMS_FILE = "rows.jsonl", "study.json", "claims.json"
 DONE, DIVERGED, FAILED = "done", "diverged", "failed"
-"""A run that diverged would do so again and is not repeated; one that failed for another reason is tried again."""
-REFERENCE_METHOD = "sieve"
-"""The method at whose bytes the others are read in `equal-bytes`."""
-DENSE_METHODS = ("flops", "fed-ht", "fed-avg")
-"""Methods with dense messages: shown there, but no sparse rivals at equal bytes."""
+"""States of a run. A diverged run would diverge again and is not repeated; a failed run is."""
+
+TUNED, PUBLISHED, CENTRAL = "tuned", "as published", "central"
+"""Values of the label `setting`."""
+NON_IID, IID = "non-iid", "iid"
+"""Values of the label `skew`."""
+NO_ATTACK = "none"
+"""Value of the label `attack` without malicious clients."""
 DEFAULT_VARIANT = "default"
-"""The variant that the others are held against in `ablation`."""
+"""The variant that `ablation` compares the others with."""
+PAPER_DUAL, BISECTION = "the paper's dual", "bisection"
+"""Values of the label `variant` in `constraint`. All variants that solve the dual exactly begin with `bisection`."""
+REFERENCE_ALGORITHM = "sieve"
+"""The algorithm whose bytes are the limit in `equal-bytes`."""
+DENSE_ALGORITHMS = ("flops", "fed-ht", "fed-avg")
+"""Algorithms with dense messages. `equal-bytes` shows them, but does not count them as competitors."""
 
 Row = dict[str, Any]
 
 
 def write_plan(folder: Path, name: str, description: str, scale: str, keys_and_labels: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-    """Say which rows the study in this folder is made of now: rows of an earlier plan or of another scale stay, unread."""
+    """Store which runs belong to the study. Rows of an earlier plan or of another scale stay in the folder, unread."""
     runs = [[key, label_key(label)] for key, label in keys_and_labels]
     atomic_write(folder / PLAN_FILE, json.dumps({"name": name, "description": description, "scale": scale, "runs": runs}).encode())
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
-    """Name, scale and runs of the study in a folder."""
+    """Return name, description, scale and runs of the study in a folder."""
     try:
         return json.loads((folder / PLAN_FILE).read_text())
     except OSError:
-        raise RunDirectoryError(f"{folder} holds no study; `fedsieve reproduce` fills one") from None
+        raise RunDirectoryError(f"{folder} contains no study; `fedsieve reproduce` computes one") from None
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """The rows of the study that is planned here, in the order of its cells."""
-    there = {(row["key"], label_key(row["label"])): row for row in all_rows(folder)}
-    return [there[key, label] for key, label in read_plan(folder)["runs"] if (key, label) in there]
+    """Return the stored rows of the planned study, in the order of the plan."""
+    stored = {(row["key"], label_key(row["label"])): row for row in all_rows(folder)}
+    return [stored[key, label] for key, label in read_plan(folder)["runs"] if (key, label) in stored]
 
 
 def all_rows(folder: Path) -> list[Row]:
-    """All rows of a folder, the last one of each run and label; a torn last line is not a row."""
+    """Return all rows of a folder, the last one of each run and label. An incomplete last line is ignored."""
     path = folder / ROWS_FILE
     if not path.exists():
         return []
-    found: dict[tuple[str, str], Row] = {}
+    rows: dict[tuple[str, str], Row] = {}
     *lines, _ = path.read_bytes().split(b"\n")
     for line in lines:
         row = json.loads(line)
-        found[row["key"], label_key(row["label"])] = row
-    return list(found.values())
+        rows[row["key"], label_key(row["label"])] = row
+    return list(rows.values())
 
 
 def label_key(label: Mapping[str, Any]) -> str:
-    """A label as text, the same whatever the order of its keys."""
+    """Return a label as text that does not depend on the order of its keys."""
     return json.dumps(label, sort_keys=True)
 
 
 class RowWriter:
-    """Appends rows, each on disk before the next; what a killed process tore is cut off first."""
+    """Appends rows and flushes each to disk. An incomplete last line of a killed process is removed first."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / ROWS_FILE
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self.path.touch()
-            whole = self.path.read_bytes().rfind(b"\n") + 1
-            os.truncate(self.path, whole)
-        except OSError as problem:
-            raise RunDirectoryError(f"cannot write a study into {folder}: {problem.strerror}; choose another folder with --out") from None
+            os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
+        except OSError as error:
+            raise RunDirectoryError(f"cannot write a study into {folder}: {error.strerror}; choose another folder with --out") from None
 
     def append(self, row: Row) -> None:
-        """One line, in one write."""
+        """Append one row as one line."""
         with self.path.open("ab") as file:
             file.write(json.dumps(row).encode() + b"\n")
             file.flush()
@@ -82,50 +90,79 @@ class RowWriter:
 
 
 def filter_rows(rows: Iterable[Row], **label: Any) -> list[Row]:
-    """The rows whose label has all of these values, by seed."""
-    chosen = [row for row in rows if all(row["label"].get(name) == value for name, value in label.items())]
-    return sorted(chosen, key=lambda row: row["seed"])
+    """Return the rows whose label has all these values, sorted by seed."""
+    selected = [row for row in rows if all(row["label"].get(name) == value for name, value in label.items())]
+    return sorted(selected, key=lambda row: row["seed"])
+
+
+def group_by_label(rows: Iterable[Row]) -> list[list[Row]]:
+    """Return the rows of each condition, in the order of the conditions."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(label_key(row["label"]), []).append(row)
+    return list(groups.values())
+
+
+def label_values(rows: Iterable[Row], *names: str) -> list[Any]:
+    """Return the distinct values of a label, or tuples of several, in the order of the rows."""
+    return list(dict.fromkeys(row["label"][names[0]] if len(names) == 1 else tuple(row["label"][name] for name in names) for row in rows))
 
 
 def done_rows(rows: Iterable[Row]) -> list[Row]:
-    """Those that came to an end."""
+    """Return the rows of finished runs."""
     return [row for row in rows if row["state"] == DONE]
 
 
 def diverged_or_failed_rows(rows: Iterable[Row]) -> list[Row]:
-    """Those that did not."""
+    """Return the rows of runs that did not finish."""
     return [row for row in rows if row["state"] != DONE]
 
 
 def collect_values(rows: Iterable[Row], name: str) -> list[float]:
-    """One value of each finished run."""
+    """Return one value of each finished run that has it."""
     return [row["values"][name] for row in done_rows(rows) if row["values"].get(name) is not None]
 
 
 def mean_and_sd_over_seeds(rows: Iterable[Row], name: str) -> dict[str, float | None]:
-    """Mean and sd over seeds."""
+    """Return mean and standard deviation over the seeds."""
     return mean_and_sd(collect_values(rows, name))
 
 
+def mean_over_seeds(rows: Iterable[Row], name: str) -> float | None:
+    """Return the mean over the seeds."""
+    return mean_and_sd_over_seeds(rows, name)["mean"]
+
+
 def difference_over_seeds(rows: Iterable[Row], reference: Iterable[Row], name: str) -> dict[str, float | None]:
-    """Paired over the seeds both finished: the mean difference and the half-width of its 95 % t interval."""
-    one, other = ({row["seed"]: row["values"].get(name) for row in done_rows(part)} for part in (rows, reference))
-    shared = sorted(one.keys() & other.keys())
-    return paired_difference([one[seed] for seed in shared], [other[seed] for seed in shared])
+    """Return the mean difference over the seeds that both finished, and the half-width of its 95 % t interval."""
+    values, base = ({row["seed"]: row["values"].get(name) for row in done_rows(part)} for part in (rows, reference))
+    shared = sorted(values.keys() & base.keys())
+    return paired_difference([values[seed] for seed in shared], [base[seed] for seed in shared])
+
+
+def total_bytes(row: Row, count: str = "") -> int:
+    """Return the bytes of a run, uplink and downlink. `count` is empty (wire), `_payload` or `_paper_formula`."""
+    return row["bytes"]["up" + count] + row["bytes"]["down" + count]
+
+
+def bytes_over_seeds(rows: Iterable[Row], count: str = "") -> dict[str, float | None]:
+    """Return mean and standard deviation of the bytes of finished runs."""
+    return mean_and_sd([total_bytes(row, count) for row in done_rows(rows)])
 
 
 def distinct_seeds(rows: Iterable[Row]) -> list[int]:
-    """The seeds, each once."""
+    """Return the sorted seeds."""
     return sorted({row["seed"] for row in rows})
 
 
 def value_at_bytes(row: Row, max_bytes: float) -> float | None:
-    """The metric after the last round that `limit` bytes pay for."""
+    """Return the metric after the last stored round that needs at most `max_bytes`."""
     curves = row["curves"]
-    paid = [value for value, spent in zip(curves[row["metric"]], curves["bytes"], strict=True) if spent <= max_bytes and value is not None]
-    return paid[-1] if paid else None
+    pairs = zip(curves[row["metric"]], curves["bytes"], strict=True)
+    values = [value for value, num_bytes in pairs if num_bytes <= max_bytes and value is not None]
+    return values[-1] if values else None
 
 
 def get_curve(row: Row, name: str) -> Sequence[float | None] | None:
-    """A value per stored round, None if the run has no such value."""
+    """Return one value per stored round, None if the run has no such curve."""
     return row["curves"].get(name)

@@ -1,4 +1,4 @@
-"""A study: named cells of runs over seeds, computed once each, by several processes, to be broken off and taken up at any time."""
+"""Computes a study: runs over conditions and seeds, each run once, in several processes; can be stopped and continued at any time."""
 
 import json
 import multiprocessing
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, fields
 from hashlib import blake2b
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,39 +21,39 @@ from fedsieve.experiments.simulation import Simulation
 from fedsieve.formatting import ProgressBar
 from fedsieve.runtime.evaluation import DivergedError
 from fedsieve.studies import results
-from fedsieve.studies.gate_trace import GateTrace
+from fedsieve.studies.gate_trace import GateTrace, evenly_spaced
 from fedsieve.studies.results import Row
 
 MAX_CURVE_POINTS = 100
-"""Rounds kept of a curve at most."""
+"""Maximum number of rounds stored of a curve."""
 CURVE_NAMES = ("dense_value", "tdr", "tdr_features", "expected_density", "test_density", "multiplier")
-"""Stored per round beside the metric and the bytes."""
+"""Curves that are stored in addition to the metric and the bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """One entry of a table or one line of a figure: what it is called, and its run for each seed."""
+    """One entry of a table or one line of a figure: a label, and a run for each seed."""
 
     label: Mapping[str, Any]
     config_for_seed: Callable[[int], RunConfig]
     seeds: Sequence[int]
     trace: bool = False
-    """whether gates are followed through the rounds, for maps"""
+    """whether to record the gates of every round, for heatmaps"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """Cells that answer one question."""
+    """Conditions that answer one question."""
 
     name: str
     description: str
     conditions: Sequence[Condition]
     scale: str = ""
-    """how large it is, for those who read its numbers"""
+    """the name of its size, for reports"""
 
 
 class Job(NamedTuple):
-    """One run to compute; settings instead of a run, which cannot be sent to another process."""
+    """One run to compute. Contains settings because a RunConfig cannot be pickled."""
 
     settings: dict[str, Any]
     key: str
@@ -62,54 +63,55 @@ class Job(NamedTuple):
 
 
 def run_key(run: RunConfig) -> str:
-    """What decides the result, as a hash."""
+    """Return a hash of all settings that determine the result."""
     return blake2b(json.dumps(run.settings_dict, sort_keys=True).encode(), digest_size=12).hexdigest()
 
 
 def data_key(run: RunConfig) -> str:
-    """Runs that agree in this share their rows."""
-    place = run.federation
-    parts = {**asdict(run.data), "task": run.task, "seed": run.seed, "evaluate_on": run.evaluate_on, "server": place.server_examples}
-    parts |= {"clients": place.clients, "partition": place.partition, "alpha": place.alpha}
+    """Return a key that is equal for runs with the same examples on the same clients."""
+    federation = run.federation
+    parts = {**asdict(run.data), "task": run.task, "seed": run.seed, "evaluate_on": run.evaluate_on, "server": federation.server_examples}
+    parts |= {"clients": federation.clients, "partition": federation.partition, "alpha": federation.alpha}
     return json.dumps(parts, sort_keys=True, default=str)
 
 
 def list_jobs(study: Study) -> list[Job]:
-    """Every run of a study, cell by cell."""
+    """Return every run of a study, condition by condition."""
     jobs = []
-    for cell in study.conditions:
-        for seed in cell.seeds:
-            run = cell.config_for_seed(seed)
+    for condition in study.conditions:
+        for seed in condition.seeds:
+            run = condition.config_for_seed(seed)
             settings = {field.name: getattr(run, field.name) for field in fields(run)}
-            jobs.append(Job(settings, run_key(run), data_key(run), dict(cell.label), cell.trace))
+            jobs.append(Job(settings, run_key(run), data_key(run), dict(condition.label), condition.trace))
     return jobs
 
 
 def compute_study(study: Study, folder: Path, *, num_processes: int = 1, quiet: bool = False) -> list[Row]:
-    """All rows of a study: those on disk here or in a study beside this one, and the others computed and stored one by one."""
+    """Return all rows of a study. Rows in this folder or in sibling folders are reused; the others are computed and stored."""
     if num_processes < 1:
         raise ValueError(f"--jobs is a number of processes and must be at least 1; got {num_processes}")
-    asked = list_jobs(study)
+    jobs = list_jobs(study)
     writer = results.RowWriter(folder)
-    results.write_plan(folder, study.name, study.description, study.scale, [(job.key, job.label) for job in asked])
-    here = {(row["key"], results.label_key(row["label"])): row for row in results.all_rows(folder)}
-    known = {row["key"]: row for row in (*rows_of_sibling_studies(folder), *here.values()) if row["state"] != results.FAILED}
+    results.write_plan(folder, study.name, study.description, study.scale, [(job.key, job.label) for job in jobs])
+    stored = {(row["key"], results.label_key(row["label"])): row for row in results.all_rows(folder)}
+    by_key = {row["key"]: row for row in (*rows_of_sibling_studies(folder), *stored.values()) if row["state"] != results.FAILED}
     missing: dict[str, list[Job]] = {}
-    for job in asked:
-        own = here.get((job.key, results.label_key(job.label)))
-        if own is not None and _is_usable(own, job):
+    for job in jobs:
+        row = stored.get((job.key, results.label_key(job.label)))
+        if row is not None and _is_usable(row, job):
             continue
-        if job.key in known and _is_usable(known[job.key], job):
-            writer.append({**known[job.key], "study": study.name, "label": job.label})
+        if job.key in by_key and _is_usable(by_key[job.key], job):
+            writer.append({**by_key[job.key], "study": study.name, "label": job.label})
         else:
             missing.setdefault(job.key, []).append(job)
     with ProgressBar(sum(map(len, missing.values())), study.name, "run", quiet=quiet) as bar:
-        once = [twins[0]._replace(trace=any(twin.trace for twin in twins)) for twins in missing.values()]
-        once.sort(key=lambda job: (job.settings["seed"], job.data_key))  # runs on the same rows next to each other
-        for row in _compute_rows(once, num_processes):
-            for twin in missing[row["key"]]:
-                writer.append({**row, "study": study.name, "label": twin.label})
-                bar.advance(" ".join(map(str, twin.label.values())) + f" seed {row['seed']}: {describe_row(row)}")
+        # Several labels may share a run: it is computed once, with a trace if one of them needs it.
+        unique = [same_run[0]._replace(trace=any(job.trace for job in same_run)) for same_run in missing.values()]
+        unique.sort(key=lambda job: (job.settings["seed"], job.data_key))  # so that consecutive runs share their data
+        for row in _compute_rows(unique, num_processes):
+            for job in missing[row["key"]]:
+                writer.append({**row, "study": study.name, "label": job.label})
+                bar.advance(" ".join(map(str, job.label.values())) + f" seed {row['seed']}: {describe_row(row)}")
     return results.read_rows(folder)
 
 
@@ -118,19 +120,19 @@ def _is_usable(row: Row, job: Job) -> bool:
 
 
 def rows_of_sibling_studies(folder: Path) -> Iterator[Row]:
-    """Rows of the studies beside this one: a run that two studies share is computed once."""
+    """Yield the rows of the studies in the same parent folder, so that a shared run is computed once."""
     for path in sorted(folder.parent.glob(f"*/{results.ROWS_FILE}")):
         if path.parent != folder:
             yield from results.all_rows(path.parent)
 
 
 def describe_row(row: Row) -> str:
-    """A row in a few words."""
+    """Return a short description of a result."""
     return f"{row['metric']} {row['values']['value']:.4f}" if row["state"] == results.DONE else f"{row['state'].upper()}: {row['reason']}"
 
 
 def _compute_rows(jobs: list[Job], num_processes: int) -> Iterator[Row]:
-    """Rows as they are finished."""
+    """Yield rows as runs finish."""
     if num_processes == 1 or len(jobs) < 2:
         yield from map(run_job, jobs)
         return
@@ -138,8 +140,8 @@ def _compute_rows(jobs: list[Job], num_processes: int) -> Iterator[Row]:
     stop = context.Event()
     pool = ProcessPoolExecutor(min(num_processes, len(jobs)), mp_context=context, initializer=_init_worker, initargs=(stop,))
     try:
-        for finished in as_completed([pool.submit(run_job, job) for job in jobs]):
-            yield finished.result()
+        for future in as_completed([pool.submit(run_job, job) for job in jobs]):
+            yield future.result()
     except BaseException:
         stop.set()
         raise
@@ -147,13 +149,14 @@ def _compute_rows(jobs: list[Job], num_processes: int) -> Iterator[Row]:
         pool.shutdown(cancel_futures=True)
 
 
-def _init_worker(stop_event: Any) -> None:
-    """A worker leaves Ctrl-C to its parent, and leaves itself when told to or when the parent is gone."""
+def _init_worker(stop_event: Event) -> None:
+    """Ignore Ctrl-C, which the parent handles; exit if the parent sets the event or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
 
     def watch() -> None:
         while not stop_event.wait(1.0):
-            if not multiprocessing.parent_process().is_alive():
+            if parent is None or not parent.is_alive():
                 break
         os._exit(1)
 
@@ -161,54 +164,59 @@ def _init_worker(stop_event: Any) -> None:
 
 
 _cached_simulation: dict[str, Simulation] = {}
-"""The rows this process used last; the next run is often on the same."""
+"""The last simulation of this process by data key: the next run often has the same data."""
 
 
 def run_job(job: Job) -> Row:
-    """Execute a run; whatever happens is a row."""
-    row = {"key": job.key, "label": job.label, "seed": job.settings["seed"], "version": __version__, "curves": {}, "trace": None}
+    """Execute a run and return its row, also if the run diverges or fails."""
+    row: Row = {"key": job.key, "label": job.label, "seed": job.settings["seed"], "version": __version__, "curves": {}, "trace": None}
     row |= {"state": results.DONE, "reason": None, "values": {}, "bytes": {}, "metric": None, "rounds": 0, "seconds": None, "note": None}
     try:
-        run = RunConfig(**job.settings)
-        row |= {"run": run.id, "metric": run.metric, "density": run.density, "config": run.settings_dict}
-        if job.data_key not in _cached_simulation:
-            _cached_simulation.clear()
-            _cached_simulation[job.data_key] = Simulation(run)
-        problem = _cached_simulation[job.data_key].with_config(run)
-        rows, trace = [], GateTrace(run.algorithm) if job.trace else None
-        try:
-            for step in run_rounds(run, problem):
-                rows.append(step.metrics)
-                if trace is not None:
-                    trace.record(step.result.server, step.parameters)
-        finally:
-            row["curves"] = extract_curves(rows, run.metric)
-        found = summarize(run, problem, rows, step.parameters)
-        row |= {"rounds": len(rows), "seconds": found["seconds"], "note": found["note"], "trace": trace and trace.to_dict()}
-        row["values"] = {name: value for name, value in found.items() if isinstance(value, float) and name != "seconds"}
-        row["values"]["dense_value"] = rows[-1].get("dense_value")
-        row["bytes"] = {name.removeprefix("bytes_"): found[name] for name in found if name.startswith(("bytes_up", "bytes_down"))}
-    except DivergedError as problem:
-        row |= {"state": results.DIVERGED, "reason": str(problem)}
-    except Exception as problem:
-        place = traceback.extract_tb(problem.__traceback__)[-1]
-        row |= {"state": results.FAILED, "reason": f"{type(problem).__name__}: {problem} ({Path(place.filename).name}:{place.lineno})"}
+        _execute(job, row)
+    except DivergedError as error:
+        row |= {"state": results.DIVERGED, "reason": str(error)}
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        row |= {"state": results.FAILED, "reason": f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})"}
     return row
 
 
-def extract_curves(rows: list[dict[str, Any]], metric: str) -> dict[str, list[float | None]]:
-    """What figures draw, at no more than `POINTS` rounds, the last always among them."""
-    if not rows:
+def _execute(job: Job, row: Row) -> None:
+    """Fill in the results of a run; the curves also if it diverges."""
+    run = RunConfig(**job.settings)
+    row |= {"run": run.id, "metric": run.metric, "density": run.density, "config": run.settings_dict}
+    if job.data_key not in _cached_simulation:
+        _cached_simulation.clear()
+        _cached_simulation[job.data_key] = Simulation(run)
+    simulation = _cached_simulation[job.data_key].with_config(run)
+    trace = GateTrace(run.algorithm) if job.trace else None
+    metrics, parameters = [], None
+    try:
+        for measured in run_rounds(run, simulation):
+            metrics.append(measured.metrics)
+            parameters = measured.parameters
+            if trace is not None:
+                trace.record(measured.result.server, parameters)
+    finally:
+        row["curves"] = extract_curves(metrics, run.metric)
+    summary = summarize(run, simulation, metrics, parameters)
+    row |= {"rounds": len(metrics), "seconds": summary["seconds"], "note": summary["note"], "trace": trace and trace.to_dict()}
+    row["values"] = {name: value for name, value in summary.items() if isinstance(value, float) and name != "seconds"}
+    row["values"]["dense_value"] = metrics[-1].get("dense_value")
+    row["bytes"] = {name.removeprefix("bytes_"): summary[name] for name in summary if name.startswith(("bytes_up", "bytes_down"))}
+
+
+def extract_curves(metrics: list[dict[str, Any]], metric: str) -> dict[str, list[float | None]]:
+    """Return the curves of the figures at no more than `MAX_CURVE_POINTS` rounds, including the last."""
+    if not metrics:
         return {}
-    kept = sorted(
-        {round(i * (len(rows) - 1) / max(min(MAX_CURVE_POINTS, len(rows)) - 1, 1)) for i in range(min(MAX_CURVE_POINTS, len(rows)))}
-    )
-    spent, total = [], 0
-    for row in rows:
+    indices = evenly_spaced(len(metrics), MAX_CURVE_POINTS)
+    cumulative_bytes, total = [], 0
+    for row in metrics:
         total += row["bytes_up"] + row["bytes_down"]
-        spent.append(total)
-    found = {"round": [rows[i]["round"] for i in kept], "bytes": [spent[i] for i in kept]}
+        cumulative_bytes.append(total)
+    curves = {"round": [metrics[i]["round"] for i in indices], "bytes": [cumulative_bytes[i] for i in indices]}
     for name in (metric, *CURVE_NAMES):
-        if any(name in row for row in rows):
-            found[name] = [None if name not in rows[i] else float(f"{rows[i][name]:.6g}") for i in kept]
-    return found
+        if any(name in row for row in metrics):
+            curves[name] = [None if name not in metrics[i] else float(f"{metrics[i][name]:.6g}") for i in indices]
+    return curves

@@ -1,4 +1,4 @@
-"""How large a study is: a smoke test, an hour or two on two cores, or the paper's own size. No torch here."""
+"""Sizes of a study: a smoke test, an hour or two on two cores, or the size of the paper. Does not import torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,45 +6,46 @@ from enum import StrEnum
 
 
 class ScaleName(StrEnum):
-    """Sizes by the name a user types."""
+    """Names of the sizes."""
 
     SMOKE = "smoke"
-    """tiny rows and few rounds: shows that everything runs, no number means anything"""
+    """little data and few rounds: checks that everything runs; the numbers mean nothing"""
     SHORT = "short"
-    """full-size generated tasks, 5 seeds (many instances 10, attacks and other settings 3); real data with 3 seeds and 50 rounds"""
+    """full-size synthetic tasks, 5 seeds (many instances 10, sweeps 3); real data with 3 seeds and 50 rounds"""
     PAPER = "paper"
     """10 seeds, 50 for the figure over many instances, real data with all rounds"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """Sizes and seeds."""
+    """Sizes and seeds of a study."""
 
     name: ScaleName
     seeds: Sequence[int]
-    """of generated tasks; none of them was used for tuning"""
+    """seeds of synthetic tasks; none of them was used for tuning"""
     sweep_seeds: Sequence[int]
-    """of studies with many cells that are not the paper's"""
+    """seeds of large studies that are not in the paper"""
     instance_seeds: Sequence[int]
-    """of the figure over many random instances"""
+    """seeds of the figure over many random instances"""
     real_seeds: Sequence[int]
+    """seeds of real data"""
     real_rounds: int | None = None
-    """None: the method's own"""
+    """rounds on real data; None: the algorithm's default"""
     num_examples: int = 10_000
     num_features: int = 1000
     clients: int = 100
     gradient_rounds: int = 50
-    """epochs of Tables 1 and 2 and the gate figures"""
+    """epochs of Tables 1 and 2 and of the gate figures"""
     rounds: int = 100
-    """rounds of methods that average parameters"""
+    """rounds of algorithms that average parameters"""
     local_steps: int | None = None
-    """local steps or exchanges a round; None: the method's own"""
+    """local steps or exchanges per round; None: the algorithm's default"""
     use_digits_only: bool = False
-    """real data replaced by scikit-learn's digits, and labelled so"""
+    """replace real data by scikit-learn's digits, and label them so"""
 
     @property
     def is_smoke_test(self) -> bool:
-        """Whether numbers mean nothing."""
+        """Whether the numbers mean nothing."""
         return self.name is ScaleName.SMOKE
 
 

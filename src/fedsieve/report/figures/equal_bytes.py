@@ -1,9 +1,7 @@
-"""The equal-bytes study from its stored rows: every method at the bytes that sieve's whole run took, seed by seed."""
+"""Table and figure of the equal-bytes study: every algorithm at the bytes that a whole run of sieve sends, paired by seed."""
 
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from fedsieve.report.figures.style import (
     METRIC_LABELS,
@@ -18,70 +16,73 @@ from fedsieve.report.figures.style import (
     saved_figure,
 )
 from fedsieve.studies import results
-from fedsieve.studies.results import DENSE_METHODS, REFERENCE_METHOD, Row
+from fedsieve.studies.results import DENSE_ALGORITHMS, REFERENCE_ALGORITHM, Row
+
+DIFFERENCE_TO_SIEVE = "difference to sieve"
 
 
 def table_entries(rows: list[Row]) -> list[dict[str, Any]]:
-    """One entry a task, factor and method, with its paired difference to sieve."""
-    found = []
-    for place in dict.fromkeys((row["label"]["task"], row["label"]["factor"]) for row in rows):
-        part = results.done_rows(results.filter_rows(rows, task=place[0], factor=place[1]))
-        base = {row["seed"]: row for row in results.filter_rows(part, method=REFERENCE_METHOD)}
-        for method in dict.fromkeys(row["label"]["method"] for row in part):
-            own = {row["seed"]: row for row in results.filter_rows(part, method=method)}
-            seeds = sorted(own.keys() & base.keys())
-            values = [results.value_at_bytes(own[seed], base[seed]["curves"]["bytes"][-1]) for seed in seeds]
-            difference = results.paired_difference(values, [base[seed]["curves"][base[seed]["metric"]][-1] for seed in seeds])
-            found.append(
+    """Return one entry per task, factor and algorithm, with its paired difference to sieve."""
+    entries = []
+    for task, factor in results.label_values(rows, "task", "factor"):
+        group = results.done_rows(results.filter_rows(rows, task=task, factor=factor))
+        reference = {row["seed"]: row for row in results.filter_rows(group, algorithm=REFERENCE_ALGORITHM)}
+        for algorithm in results.label_values(group, "algorithm"):
+            by_seed = {row["seed"]: row for row in results.filter_rows(group, algorithm=algorithm)}
+            seeds = sorted(by_seed.keys() & reference.keys())
+            values = [results.value_at_bytes(by_seed[seed], reference[seed]["curves"]["bytes"][-1]) for seed in seeds]
+            reference_values = [reference[seed]["curves"][reference[seed]["metric"]][-1] for seed in seeds]
+            paired = results.paired_difference(values, reference_values)
+            entries.append(
                 {
-                    "task": place[0],
-                    "factor": place[1],
-                    "method": method,
+                    "task": task,
+                    "factor": factor,
+                    "algorithm": algorithm,
                     "at sieve's bytes": results.mean_and_sd(values),
-                    "less sieve": difference["difference"],
-                    "error": difference["error"],
-                    "95 %": difference["interval"],
-                    "after all rounds": results.mean_and_sd_over_seeds(own.values(), "value"),
-                    "before the cut": results.mean_and_sd_over_seeds(own.values(), "dense_value"),
-                    "bytes": results.mean_and_sd([row["bytes"]["up"] + row["bytes"]["down"] for row in own.values()]),
-                    "seconds": results.mean_and_sd([row["seconds"] for row in own.values()]),
+                    DIFFERENCE_TO_SIEVE: paired["difference"],
+                    "error": paired["error"],
+                    "95 %": paired["interval"],
+                    "after all rounds": results.mean_and_sd_over_seeds(by_seed.values(), "value"),
+                    "before the final cut": results.mean_and_sd_over_seeds(by_seed.values(), "dense_value"),
+                    "bytes": results.bytes_over_seeds(by_seed.values()),
+                    "seconds": results.mean_and_sd([row["seconds"] for row in by_seed.values()]),
                 }
             )
-    return found
+    return entries
 
 
 def summarize(entries: list[dict[str, Any]]) -> str:
-    """In how many cells sieve leads or is within one standard error of the best sparse method, and how far behind it is at worst."""
-    cells: dict[tuple[str, str], list[float]] = {}
+    """Return in how many cases sieve is best or within one standard error of the best sparse algorithm, and its largest deficit."""
+    deficits: dict[tuple[str, str], list[float]] = {}
     for entry in entries:
-        if entry["method"] == REFERENCE_METHOD or entry["method"].split(",")[0] in DENSE_METHODS or entry["less sieve"] is None:
+        algorithm, difference = entry["algorithm"], entry[DIFFERENCE_TO_SIEVE]
+        if algorithm == REFERENCE_ALGORITHM or algorithm.split(",")[0] in DENSE_ALGORITHMS or difference is None:
             continue
-        behind = entry["less sieve"]
-        cells.setdefault((entry["task"], entry["factor"]), []).append(behind if behind > (entry["error"] or 0.0) else min(behind, 0.0))
-    led = sum(max(gaps) <= 0 for gaps in cells.values())
-    worst = max((max(gaps) for gaps in cells.values()), default=0.0)
-    leads = f"at equal bytes sieve is best or within one standard error of the best sparse method in {led} of {len(cells)} cells"
-    return f"{leads}; at worst {worst:.4f} behind"
+        is_significant = difference > (entry["error"] or 0.0)
+        deficits.setdefault((entry["task"], entry["factor"]), []).append(difference if is_significant else min(difference, 0.0))
+    num_best = sum(max(case) <= 0 for case in deficits.values())
+    largest = max((max(case) for case in deficits.values()), default=0.0)
+    best = f"at equal bytes sieve is best or within one standard error of the best sparse algorithm in {num_best} of {len(deficits)} cells"
+    return f"{best}; at worst {largest:.4f} behind"
 
 
 def draw(rows: list[Row], folder: Path) -> list[Path]:
-    """Quality against bytes in the first factor of each task; of a rival's several settings the first, which has no comma."""
-    rows = [row for row in rows if "," not in row["label"]["method"]]
-    tasks = list(dict.fromkeys(row["label"]["task"] for row in rows))
-    with saved_figure(folder / "equal-bytes", 7.2, 3.4 if len(tasks) <= 4 else 6.4) as made:
-        columns = min(len(tasks), 4)
-        panels = create_panels(made, columns, int(np.ceil(len(tasks) / columns)))
-        for axes, task in zip(panels, tasks, strict=False):
-            first = next(row["label"]["factor"] for row in rows if row["label"]["task"] == task)
-            part = results.filter_rows(rows, task=task, factor=first)
+    """Draw quality against bytes for the first factor of each task. Only the first setting of an algorithm, without a comma, is drawn."""
+    rows = [row for row in rows if "," not in row["label"]["algorithm"]]
+    tasks = results.label_values(rows, "task")
+    num_columns = min(len(tasks), 4)
+    with saved_figure(folder / "equal-bytes", 7.2, 3.4 if len(tasks) <= 4 else 6.4) as figure:
+        panels = create_panels(figure, num_columns, -(-len(tasks) // num_columns), num_used=len(tasks))
+        for axes, task in zip(panels, tasks, strict=True):
+            part = results.filter_rows(rows, task=task)
+            part = results.filter_rows(part, factor=next(row["label"]["factor"] for row in rows if row["label"]["task"] == task))
             metric = part[0]["metric"]
-            for method in dict.fromkeys(row["label"]["method"] for row in part):
-                group = results.filter_rows(part, method=method)
-                plot_mean_sd(axes, group, metric, x="bytes", label=line_label({"method": method}), **line_style({"method": method}))
+            for algorithm in results.label_values(part, "algorithm"):
+                label = {"algorithm": algorithm}
+                group = results.filter_rows(part, algorithm=algorithm)
+                plot_mean_sd(axes, group, metric, x="bytes", label=line_label(label), **line_style(label))
             clip_axis(axes, part, metric)
-            axes.set(xscale="log", xlabel="bytes both ways", ylabel=METRIC_LABELS[metric], title=TASK_LABELS.get(task, task))
-        for axes in panels[len(tasks) :]:
-            axes.remove()
-        seeds = sorted({num_finished_seeds(results.filter_rows(rows, task=task)) for task in tasks})
-        add_legend(made, panels[: len(tasks)], seeds[0] if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}")
+            axes.set(xscale="log", xlabel="bytes, up and down", ylabel=METRIC_LABELS[metric], title=TASK_LABELS.get(task, task))
+        counts = sorted({num_finished_seeds(results.filter_rows(rows, task=task)) for task in tasks})
+        add_legend(figure, panels, counts[0] if len(counts) == 1 else f"{counts[0]} to {counts[-1]}")
     return [folder / "equal-bytes.png"]

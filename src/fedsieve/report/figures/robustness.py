@@ -1,4 +1,4 @@
-"""What hostile clients leave of a model: quality and TDR under each mean, as a table and as figures."""
+"""Table and figures of the robustness study: quality and TDR with malicious clients, under each aggregator."""
 
 from pathlib import Path
 from typing import Any
@@ -14,100 +14,97 @@ from fedsieve.report.figures.style import (
     saved_figure,
 )
 from fedsieve.studies import results
-from fedsieve.studies.results import Row
+from fedsieve.studies.results import NO_ATTACK, Row
 
-AGGREGATORS = ("weighted", "median", "trimmed", "krum", "geometric-median")
 MIN_QUALITY = 0.0
-"""Below this a model is worse than none; the table and the axis end here."""
+"""A model below this is worse than none; it is shown as lost, and the axis ends here."""
 MIN_KEPT_FRACTION = 0.9
-"""A mean holds where it keeps this part of what the method has without hostile clients."""
-
-
-def format_quality(rows: list[Row]) -> str:
-    """Quality and TDR of a cell, means over seeds, the first with its sd, or that nothing is left."""
-    if not rows:
-        return ""
-    done = results.done_rows(rows)
-    value = results.mean_and_sd_over_seeds(done, "value")
-    if len(done) < len(rows) or value["mean"] < MIN_QUALITY:
-        return "lost"
-    tdr = results.mean_and_sd_over_seeds(done, "tdr")["mean"]
-    spread = "" if value["sd"] is None else f" ± {value['sd']:.2f}"
-    return f"{value['mean']:.2f}{spread}" + ("" if tdr is None else f" / {tdr:.2f}")
-
-
-def table_entries(rows: list[Row]) -> list[dict[str, Any]]:
-    """One line a task, method, attack and share; a column a mean."""
-    there = [aggregator for aggregator in AGGREGATORS if results.filter_rows(rows, aggregator=aggregator)]
-    places = dict.fromkeys(
-        (row["label"]["task"], row["label"]["method"], row["label"]["attack"], row["label"]["malicious"]) for row in rows
-    )
-    found = []
-    for task, method, attack, share in sorted(places, key=lambda place: list(dict.fromkeys(p[:2] for p in places)).index(place[:2])):
-        cell = results.filter_rows(rows, task=task, method=method, attack=attack, malicious=share)
-        columns = {aggregator: format_quality(results.filter_rows(cell, aggregator=aggregator)) for aggregator in there}
-        found.append({"task": task, "method": method, "attack": attack, "malicious": f"{share:.0%}", **columns})
-    return found
-
-
-def summarize(rows: list[Row]) -> str:
-    """For each mean, in how many hostile cells a method keeps nine tenths of what it has under that mean among honest clients."""
-    said = []
-    for mean in dict.fromkeys(row["label"]["aggregator"] for row in rows):
-        held, cells = 0, 0
-        for task, method in dict.fromkeys((row["label"]["task"], row["label"]["method"]) for row in rows):
-            part = results.filter_rows(rows, task=task, method=method, aggregator=mean)
-            honest = results.mean_and_sd_over_seeds(results.filter_rows(part, attack="none"), "value")["mean"]
-            for attack, share in dict.fromkeys((row["label"]["attack"], row["label"]["malicious"]) for row in part):
-                if attack == "none" or honest is None:
-                    continue
-                group = results.filter_rows(part, attack=attack, malicious=share)
-                value = results.mean_and_sd_over_seeds(group, "value")["mean"]
-                cells += 1
-                held += not results.diverged_or_failed_rows(group) and value is not None and value >= MIN_KEPT_FRACTION * honest
-        said.append(f"{mean} {held} of {cells}")
-    return f"cells that keep {MIN_KEPT_FRACTION:.0%} of the quality without hostile clients, by mean: " + ", ".join(said)
-
-
+"""An aggregator is robust in a case if it keeps this fraction of the quality without malicious clients."""
 NOTE = "quality / TDR; lost: worse than predicting the mean (R² below 0 on average), or a run diverged"
 
 
+def is_lost(rows: list[Row]) -> bool:
+    """Return whether a run did not finish or the mean quality is worse than none."""
+    mean = results.mean_over_seeds(rows, "value")
+    return bool(results.diverged_or_failed_rows(rows)) or mean is None or mean < MIN_QUALITY
+
+
+def format_quality(rows: list[Row]) -> str:
+    """Return quality with its sd and TDR, means over seeds, or "lost"."""
+    if not rows:
+        return ""
+    if is_lost(rows):
+        return "lost"
+    value, tdr = results.mean_and_sd_over_seeds(rows, "value"), results.mean_over_seeds(rows, "tdr")
+    sd = "" if value["sd"] is None else f" ± {value['sd']:.2f}"
+    return f"{value['mean']:.2f}{sd}" + ("" if tdr is None else f" / {tdr:.2f}")
+
+
+def table_entries(rows: list[Row]) -> list[dict[str, Any]]:
+    """Return one entry per task, algorithm, attack and malicious fraction, with a column per aggregator."""
+    aggregators = results.label_values(rows, "aggregator")
+    entries = []
+    for task, algorithm in results.label_values(rows, "task", "algorithm"):
+        group = results.filter_rows(rows, task=task, algorithm=algorithm)
+        for attack, fraction in results.label_values(group, "attack", "malicious"):
+            case = results.filter_rows(group, attack=attack, malicious=fraction)
+            columns = {name: format_quality(results.filter_rows(case, aggregator=name)) for name in aggregators}
+            entries.append({"task": task, "algorithm": algorithm, "attack": attack, "malicious": f"{fraction:.0%}", **columns})
+    return entries
+
+
+def summarize(rows: list[Row]) -> str:
+    """Return for each aggregator in how many cases it keeps nine tenths of its quality without malicious clients."""
+    counts = []
+    for aggregator in results.label_values(rows, "aggregator"):
+        num_robust, num_cases = 0, 0
+        for task, algorithm in results.label_values(rows, "task", "algorithm"):
+            group = results.filter_rows(rows, task=task, algorithm=algorithm, aggregator=aggregator)
+            honest = results.mean_over_seeds(results.filter_rows(group, attack=NO_ATTACK), "value")
+            for attack, fraction in results.label_values(group, "attack", "malicious"):
+                if attack == NO_ATTACK or honest is None:
+                    continue
+                case = results.filter_rows(group, attack=attack, malicious=fraction)
+                value = results.mean_over_seeds(case, "value")
+                num_cases += 1
+                num_robust += not results.diverged_or_failed_rows(case) and value is not None and value >= MIN_KEPT_FRACTION * honest
+        counts.append(f"{aggregator} {num_robust} of {num_cases}")
+    return f"cells that keep {MIN_KEPT_FRACTION:.0%} of the quality without malicious clients, by aggregator: " + ", ".join(counts)
+
+
 def draw(rows: list[Row], folder: Path) -> list[Path]:
-    """For each task: one panel a method and attack, quality over the share of hostile clients, one line a mean."""
-    places = []
-    for task in dict.fromkeys(row["label"]["task"] for row in rows):
+    """Draw one figure per task: a panel per algorithm and attack, quality over the malicious fraction, one line per aggregator."""
+    paths = []
+    for task in results.label_values(rows, "task"):
         part = results.filter_rows(rows, task=task)
-        methods = list(dict.fromkeys(row["label"]["method"] for row in part))
-        attacks = [attack for attack in dict.fromkeys(row["label"]["attack"] for row in part) if attack != "none"]
-        place = folder / f"robustness-{task}"
-        with saved_figure(place, 7.2, 1.0 + 1.6 * len(methods)) as made:
-            panels = create_panels(made, len(attacks), len(methods))
-            for i, method in enumerate(methods):
-                for j, attack in enumerate(attacks):
-                    axes = panels[i * len(attacks) + j]
-                    group = [row for row in results.filter_rows(part, method=method) if row["label"]["attack"] in (attack, "none")]
-                    for colour, mean in zip(PALETTE, AGGREGATORS, strict=False):
-                        cells = results.filter_rows(group, aggregator=mean)
-                        shares = sorted({row["label"]["malicious"] for row in cells})
-                        found = [_mean_and_sd(results.filter_rows(cells, malicious=share)) for share in shares]
-                        if shares:
-                            across = [100 * share for share in shares]
-                            axes.plot(across, [value for value, _ in found], "o-", ms=3, color=colour, label=mean)
-                            low, high = ([value + sign * sd for value, sd in found] for sign in (-1, 1))
-                            axes.fill_between(across, low, high, color=colour, alpha=0.15, lw=0)
-                    axes.set(ylim=(-0.05, 1.03), xlabel="hostile clients, %" if i == len(methods) - 1 else "")
-                    axes.set_title(f"{ALGORITHM_LABELS.get(method, method)}: {attack}", fontsize=8.5)
-                    axes.label_outer()
+        algorithms = results.label_values(part, "algorithm")
+        attacks = [attack for attack in results.label_values(part, "attack") if attack != NO_ATTACK]
+        path = folder / f"robustness-{task}"
+        with saved_figure(path, 7.2, 1.0 + 1.6 * len(algorithms)) as figure:
+            panels = create_panels(figure, len(attacks), len(algorithms))
+            cases = [(algorithm, attack) for algorithm in algorithms for attack in attacks]
+            for axes, (algorithm, attack) in zip(panels, cases, strict=True):
+                group = [row for row in results.filter_rows(part, algorithm=algorithm) if row["label"]["attack"] in (attack, NO_ATTACK)]
+                for colour, aggregator in zip(PALETTE, results.label_values(rows, "aggregator"), strict=False):
+                    line = results.filter_rows(group, aggregator=aggregator)
+                    fractions = sorted(results.label_values(line, "malicious"))
+                    percent = [100 * fraction for fraction in fractions]
+                    points = [_mean_and_sd(results.filter_rows(line, malicious=fraction)) for fraction in fractions]
+                    axes.plot(percent, [mean for mean, _ in points], "o-", ms=3, color=colour, label=aggregator)
+                    low, high = ([mean + sign * sd for mean, sd in points] for sign in (-1, 1))
+                    axes.fill_between(percent, low, high, color=colour, alpha=0.15, lw=0)
+                axes.set(ylim=(-0.05, 1.03), xlabel="malicious clients, %" if algorithm == algorithms[-1] else "")
+                axes.set_title(f"{ALGORITHM_LABELS.get(algorithm, algorithm)}: {attack}", fontsize=8.5)
+                axes.label_outer()
             metric = next((METRIC_LABELS[row["metric"]] for row in results.done_rows(part)), "")
-            made.suptitle(f"{TASK_LABELS.get(task, task)}: {metric} by kind of attack; 0 where it is below or a run diverged", fontsize=8.5)
-            add_legend(made, panels, num_finished_seeds(part), 5)
-        places.append(place.with_suffix(".png"))
-    return places
+            title = f"{TASK_LABELS.get(task, task)}: {metric} by kind of attack; 0 if it is negative or a run diverged"
+            figure.suptitle(title, fontsize=8.5)
+            add_legend(figure, panels, num_finished_seeds(part), 5)
+        paths.append(path.with_suffix(".png"))
+    return paths
 
 
 def _mean_and_sd(rows: list[Row]) -> tuple[float, float]:
-    """The mean and sd of a cell, nothing where it is lost."""
+    """Return mean and sd of a case, the lower end of the axis if it is lost."""
     value = results.mean_and_sd_over_seeds(rows, "value")
-    if results.diverged_or_failed_rows(rows) or value["mean"] is None or value["mean"] < MIN_QUALITY:
-        return MIN_QUALITY, 0.0
-    return value["mean"], value["sd"] or 0.0
+    return (MIN_QUALITY, 0.0) if is_lost(rows) else (value["mean"] or 0.0, value["sd"] or 0.0)

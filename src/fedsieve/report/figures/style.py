@@ -1,6 +1,6 @@
-"""One look for every figure: colours that colour-blind readers tell apart (Okabe and Ito), sizes that print well."""
+"""The style of all figures: colours that colour-blind readers can distinguish (Okabe and Ito), and sizes for print."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedsieve.studies import results
-from fedsieve.studies.results import Row
+from fedsieve.studies.results import CENTRAL, PUBLISHED, Row
 
 ALGORITHM_COLOURS = {
     "flops": "#0072B2",
@@ -19,7 +19,7 @@ ALGORITHM_COLOURS = {
     "fed-iter-ht": "#009E73",
     "fed-avg": "#000000",
     "sieve": "#CC79A7",
-    "central": "#E69F00",
+    CENTRAL: "#E69F00",
     "fed-round-ht": "#56B4E9",
     "fed-ht": "#7A7A7A",
     "gradual": "#B8A800",
@@ -27,8 +27,14 @@ ALGORITHM_COLOURS = {
     "random-mask": "#7B5EA7",
 }
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A7A7A")
-ALGORITHM_LABELS = {"flops": "FLoPS", "flops-pa": "FLoPS-PA", "fed-iter-ht": "FedIter-HT", "fed-avg": "FedAvg", "sieve": "sieve (ours)"}
-ALGORITHM_LABELS |= {
+REFERENCE_COLOUR = "#7A7A7A"
+"""The colour of reference lines and of everything without a colour of its own."""
+ALGORITHM_LABELS = {
+    "flops": "FLoPS",
+    "flops-pa": "FLoPS-PA",
+    "fed-iter-ht": "FedIter-HT",
+    "fed-avg": "FedAvg",
+    "sieve": "sieve (ours)",
     "fed-round-ht": "Fed-Round-HT",
     "fed-ht": "Fed-HT",
     "gradual": "gradual pruning",
@@ -71,63 +77,66 @@ STYLE = {
 
 @contextmanager
 def saved_figure(path: Path, width: float, height: float) -> Iterator[Figure]:
-    """A figure that is saved as PNG and PDF when it is finished; the same rows give the same bytes."""
+    """Yield a figure, then save it as PNG and PDF. The same rows give the same bytes."""
     with mpl.rc_context(STYLE):
-        made = Figure(figsize=(width, height), layout="constrained")
-        yield made
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure
         for suffix, metadata in ((".png", {"Software": None}), (".pdf", {"CreationDate": None})):
-            made.savefig(path.with_suffix(suffix), metadata=metadata)
+            figure.savefig(path.with_suffix(suffix), metadata=metadata)
 
 
-def line_label(label: dict[str, Any]) -> str:
-    """A line's name: the method, and its setting where there are several."""
-    name, setting = ALGORITHM_LABELS.get(label["method"], label["method"]), label.get("setting")
-    return f"Central {name}" if setting == "central" else f"{name}, {setting}" if label["method"] == "fed-iter-ht" and setting else name
+def line_label(label: Mapping[str, Any]) -> str:
+    """Return the name of a line: the algorithm, and the setting if there are several."""
+    algorithm, setting = label["algorithm"], label.get("setting")
+    name = ALGORITHM_LABELS.get(algorithm, algorithm)
+    return f"Central {name}" if setting == CENTRAL else f"{name}, {setting}" if algorithm == "fed-iter-ht" and setting else name
 
 
-def line_style(label: dict[str, Any]) -> dict[str, Any]:
-    """A line's colour and dashes: a method keeps its colour everywhere, settings as published are dashed."""
-    kind = "central" if label.get("setting") == "central" else label["method"]
-    return {"color": ALGORITHM_COLOURS.get(kind, "#7A7A7A"), "linestyle": "--" if label.get("setting") == "as published" else "-"}
+def line_style(label: Mapping[str, Any]) -> dict[str, Any]:
+    """Return colour and dashes of a line. An algorithm has one colour in all figures; published settings are dashed."""
+    setting = label.get("setting")
+    colour = ALGORITHM_COLOURS.get(CENTRAL if setting == CENTRAL else label["algorithm"], REFERENCE_COLOUR)
+    return {"color": colour, "linestyle": "--" if setting == PUBLISHED else "-"}
 
 
-def plot_mean_sd(axes: Axes, rows: Sequence[Row], name: str, *, x: str = "round", **style: Any) -> int:
-    """The mean of a curve over seeds with a band of one sd; how many seeds there were."""
-    there = [row for row in results.done_rows(rows) if results.get_curve(row, name) is not None]
-    if not there:
-        return 0
-    shortest = min(len(row["curves"][x]) for row in there)
-    values = np.array([row["curves"][name][:shortest] for row in there], dtype=float)
-    places = np.array([row["curves"][x][:shortest] for row in there], dtype=float).mean(0)
+def plot_mean_sd(axes: Axes, rows: Sequence[Row], name: str, *, x: str = "round", **style: Any) -> None:
+    """Plot the mean of a curve over seeds with a band of one standard deviation."""
+    rows = [row for row in results.done_rows(rows) if results.get_curve(row, name) is not None]
+    if not rows:
+        return
+    shortest = min(len(row["curves"][x]) for row in rows)
+    values = np.array([row["curves"][name][:shortest] for row in rows], dtype=float)
+    positions = np.array([row["curves"][x][:shortest] for row in rows], dtype=float).mean(0)
     mean = values.mean(0)
-    axes.plot(places, mean, **style)
-    if len(there) > 1:
+    axes.plot(positions, mean, **style)
+    if len(rows) > 1:
         sd = values.std(0, ddof=1)
-        axes.fill_between(places, mean - sd, mean + sd, color=style.get("color"), alpha=0.18, linewidth=0)
-    return len(there)
+        axes.fill_between(positions, mean - sd, mean + sd, color=style.get("color"), alpha=0.18, linewidth=0)
 
 
-def add_legend(figure: Figure, axes: Sequence[Axes], num_seeds: int | str, num_columns: int = 4) -> None:
-    """One legend below all panels, which names the band; seeds in words where panels differ in them."""
-    found = {text: handle for ax in axes for handle, text in zip(*ax.get_legend_handles_labels(), strict=True)}
-    title = f"lines: mean of {num_seeds} seeds; bands: ± 1 sd" if num_seeds not in (0, 1) else "lines: one seed"
-    figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=num_columns, title=title, title_fontsize=8.0)
+def add_legend(figure: Figure, axes: Sequence[Axes], num_seeds: int | str, num_columns: int = 4, title: str | None = None) -> None:
+    """Add one legend below all panels. The default title explains lines and bands."""
+    if title is None:
+        title = f"lines: mean of {num_seeds} seeds; bands: ± 1 sd" if num_seeds not in (0, 1) else "lines: one seed"
+    handles = {text: handle for panel in axes for handle, text in zip(*panel.get_legend_handles_labels(), strict=True)}
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=num_columns, title=title, title_fontsize=8.0)
 
 
 def clip_axis(axes: Axes, rows: Sequence[Row], name: str) -> None:
-    """Do not let a bad first rounds squeeze what matters: the axis begins no lower than -.05."""
-    lowest = min(
-        (value for row in results.done_rows(rows) for value in results.get_curve(row, name) or () if value is not None), default=0.0
-    )
-    if lowest < -0.05:
+    """Start the axis no lower than -.05, so that bad first rounds do not compress the rest."""
+    curves = (results.get_curve(row, name) or () for row in results.done_rows(rows))
+    if min((value for curve in curves for value in curve if value is not None), default=0.0) < -0.05:
         axes.set_ylim(bottom=-0.05)
 
 
 def num_finished_seeds(rows: Sequence[Row]) -> int:
-    """Seeds that finished."""
+    """Return the number of seeds with a finished run."""
     return len(results.distinct_seeds(results.done_rows(rows)))
 
 
-def create_panels(figure: Figure, num_columns: int, num_rows: int = 1) -> list[Axes]:
-    """A grid of panels, row by row."""
-    return list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
+def create_panels(figure: Figure, num_columns: int, num_rows: int = 1, *, num_used: int | None = None) -> list[Axes]:
+    """Return a grid of panels, row by row, without the unused ones at the end."""
+    panels = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
+    for axes in panels[num_used:] if num_used is not None else ():
+        axes.remove()
+    return panels[:num_used]

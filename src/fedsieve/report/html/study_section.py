@@ -8,8 +8,6 @@ from fedsieve.report import tables
 from fedsieve.report.html.elements import Html, PageLimits, TableData, element, html_table
 from fedsieve.studies import results
 
-CLAIMS_FILE = "claims.json"
-
 
 def is_study_directory(folder: Path) -> bool:
     """Whether `fedsieve reproduce` filled this folder."""
@@ -30,8 +28,8 @@ def render_study(folder: Path) -> Html:
         parts.append(html_table(TableData(plan["name"], found.columns, found.formatted_cells()), PageLimits()))
     parts.append(element("ul", *(element("li", note) for note in found.notes)))
     parts += [image_figure(path, plan["description"]) for path in sorted(folder.glob("*.png"))]
-    if (folder / CLAIMS_FILE).exists():
-        parts.append(claims_table(folder / CLAIMS_FILE))
+    if (folder / results.CLAIMS_FILE).exists():
+        parts.append(claims_table(folder / results.CLAIMS_FILE))
     return element("section", *parts)
 
 
