@@ -23,7 +23,7 @@ def random_packet(n: int, m: int, rng: np.random.Generator) -> Packet:
     draw = client_sampler(0, 0, 0, 0, [0], torch.float32)
     packet = sparse_packet(support[None], {"weights": torch.from_numpy(rng.standard_normal((1, n), dtype=np.float32))}, 8, draw)
     gates = quantize_gates(torch.from_numpy(rng.random((1, m), dtype=np.float32)), 8, draw, "gates")
-    return Packet(n, packet.support, {**packet.fields, "gates": gates}, {"default_gate": torch.tensor([0.3])}).at(0)
+    return Packet(n, packet.support, {**packet.fields, "gates": gates}, {"default_gate": torch.tensor([0.3])}).unstack()[0]
 
 
 def min_cpu_seconds(function, repeats: int) -> float:

@@ -39,7 +39,7 @@ def play(name, rounds=3, **fields):
             client = method.client_step(
                 OBJECTIVE, client, Batch(X[None], Y[None]), clock, client_sampler(0, t, 0, step, [0], torch.float64)
             )
-        reply = method.client_reply(client, clock, client_sampler(0, t, 0, STEPS, [0], torch.float64)).at(0)
+        reply = method.client_reply(client, clock, client_sampler(0, t, 0, STEPS, [0], torch.float64)).unstack()[0]
         server = method.aggregate(server, packet, [Reply(0, reply, 30)], clock, noise)
     return method, server
 

@@ -42,7 +42,7 @@ def stack_noise(k=3):
 def test_a_message_carries_the_top_m_their_gates_and_the_mean_of_the_other_gates():
     weights, log_alpha = state()
     packet = PLAIN.encode_message(weights, log_alpha, OBJECTIVE.layout, CLOCK, stack_noise())
-    z = gates.test_gates(PLAIN.shape, log_alpha)
+    z = gates.compute_test_gates(PLAIN.shape, log_alpha)
     score = (weights * z.clamp_min(1e-6)).abs()
     for k in range(3):
         top = score[k].topk(4).indices.sort().values
@@ -87,7 +87,7 @@ def test_the_server_averages_theta_and_z_and_divides():
     method = replace(PLAIN, residual_decay=0.0, client_weighting=ClientWeighting.EXAMPLES, dual_update=DualUpdate.OFF)
     weights, log_alpha = state(2)
     packets = method.encode_message(weights, log_alpha, OBJECTIVE.layout, CLOCK, stack_noise(2))
-    replies = [Reply(k, packets.at(k), n) for k, n in enumerate((1, 3))]
+    replies = [Reply(k, packets.unstack()[k], n) for k, n in enumerate((1, 3))]
     server = method.init(OBJECTIVE.layout, torch.ones(40, dtype=torch.float64), noise())
     after = method.aggregate(server, method.broadcast(server, CLOCK, noise()), replies, CLOCK, noise())
     pairs = [method.decode_message(reply.packet, torch.float64) for reply in replies]

@@ -62,7 +62,7 @@ def test_a_reply_says_how_many_of_the_updates_its_gates_let_count_tell_most_as_s
     held = client._replace(weights=packet.field_dense("weights", torch.float64) + update, log_alpha=log_alpha)
     reply = SIEVE.client_reply(held, SEARCH, draw(step=4, clients=(0, 1)))
     torch.testing.assert_close(120 * reply.scalars["signs"], torch.tensor([9.0, 6.0]))
-    replies = [Reply(i, reply.at(i), 4) for i in range(2)]
+    replies = [Reply(i, reply.unstack()[i], 4) for i in range(2)]
     after = SIEVE.aggregate(server, packet, replies, SEARCH, draw())
     assert float(120 * after.signs) == pytest.approx(7.5, rel=1e-6)
 
@@ -78,7 +78,7 @@ def test_once_the_support_is_found_its_gates_stand_open_and_the_constraint_holds
 
 def test_what_nobody_speaks_of_is_remembered_and_what_is_spoken_of_moves_by_the_mean():
     server, packet, client = begun()
-    reply = SIEVE.client_reply(stepped(client), SEARCH, draw(step=4)).at(0)
+    reply = SIEVE.client_reply(stepped(client), SEARCH, draw(step=4)).unstack()[0]
     after = SIEVE.aggregate(server, packet, [Reply(i, reply, 8) for i in range(5)], SEARCH, draw())
     sent = packet.field_dense("weights", torch.float64)
     expected = sent + 3 * reply.field_dense("update", torch.float64) + 0.97 * (server.weights - sent)

@@ -72,7 +72,7 @@ def test_fewer_than_five_rounds_without_a_change_are_chance():
 def after_a_round(sieve, weights, aggregations=1, clock=SEARCH):
     """The server after replies to a broadcast, when it holds these weights for its mask; it last changed in the round before."""
     server, packet, client = begun(clock, sieve)
-    reply = sieve.client_reply(stepped(client, clock, sieve=sieve), clock, draw(step=4)).at(0)
+    reply = sieve.client_reply(stepped(client, clock, sieve=sieve), clock, draw(step=4)).unstack()[0]
     server = server._replace(weights=weights(packet.support_mask(torch.float64)), changed=torch.tensor(1.0, dtype=torch.float64))
     for _ in range(aggregations):
         server = sieve.aggregate(server, packet, [Reply(i, reply, 8) for i in range(5)], clock, draw())

@@ -135,7 +135,7 @@ def test_the_first_replies_say_over_which_part_of_all_weights_their_updates_are_
     reply = sieve.client_reply(held, FIRST, draw(step=4, clients=(0, 1)))
     torch.testing.assert_close(120 * reply.scalars["spread"], torch.tensor([12.0, 11.0]))
     assert {*reply.fields, *reply.scalars} == sieve.expected_reply_fields(packet, FIRST)
-    replies = [Reply(i, reply.at(i), 64) for i in range(2)]
+    replies = [Reply(i, reply.unstack()[i], 64) for i in range(2)]
     after = sieve.aggregate(server, packet, replies, FIRST, draw())
     assert float(after.width) == pytest.approx(0.3)
     few = [said._replace(num_examples=63 + i) for i, said in enumerate(replies)]
@@ -295,7 +295,7 @@ def test_under_a_falling_schedule_messages_are_the_schedules():
 def test_the_server_knows_the_mean_of_the_rows_its_rounds_had_unless_clients_are_hidden(private, rows):
     server, packet, client = begun()
     told = replace(SIEVE, uplink=Uplink.UPDATES)
-    reply = told.client_reply(stepped(client), SEARCH, draw(step=4)).at(0)
+    reply = told.client_reply(stepped(client), SEARCH, draw(step=4)).unstack()[0]
     for number, counts in enumerate(((3, 5), (7, 9))):
         replies = [Reply(i, reply, count) for i, count in enumerate(counts)]
         noise = server_sampler(3, number, 0, torch.float64, "cpu")
@@ -308,7 +308,7 @@ def test_what_is_on_trial_in_the_last_round_of_the_search_does_not_count_when_it
     sieve, last = replace(SIEVE, ending=ending), Clock(4, 6)
     server, packet, client = begun(last)
     server = server._replace(rows=torch.tensor(8.0, dtype=torch.float64))
-    reply = SIEVE.client_reply(stepped(client, last), last, draw(step=4)).at(0)
+    reply = SIEVE.client_reply(stepped(client, last), last, draw(step=4)).unstack()[0]
     after = sieve.aggregate(server, packet, [Reply(i, reply, 1) for i in range(5)], last, draw())
     assert sieve.sent(after, last) > 0.1
     assert float(sieve.diagnostics(after)["expected_density"]) == pytest.approx(0.1, rel=0.05)
@@ -361,7 +361,7 @@ def test_else_a_client_holds_more_than_it_sends_while_it_looks(sieve):
 def test_the_signs_of_fewer_than_five_replies_are_followed_in_shorter_steps(clock, shorter):
     """The mean of as many equal replies is the same; only its noise, in general, is not. Polished weights are numbers, followed in full."""
     server, packet, client = begun(clock)
-    reply = SIEVE.client_reply(stepped(client, clock), clock, draw(step=4)).at(0)
+    reply = SIEVE.client_reply(stepped(client, clock), clock, draw(step=4)).unstack()[0]
     sent, kept = packet.field_dense("weights", torch.float64), server.weights - packet.field_dense("weights", torch.float64)
 
     def moved(count):

@@ -72,7 +72,7 @@ def test_one_packet_of_a_stack_is_the_packet_of_that_client_alone():
     values, support = vectors(), torch.arange(0, 300, 3).expand(4, -1)
     stack = packets.sparse_packet(support, {"theta": values}, 8, client_sampler(0, 0, 0, 0, [3, 8, 11, 40], torch.float64))
     alone = packets.sparse_packet(support[:1], {"theta": values[2:3]}, 8, client_sampler(0, 0, 0, 0, [11], torch.float64))
-    assert torch.equal(stack.at(2).field_dense("theta", torch.float64), alone.at(0).field_dense("theta", torch.float64))
+    assert torch.equal(stack.unstack()[2].field_dense("theta", torch.float64), alone.unstack()[0].field_dense("theta", torch.float64))
 
 
 def test_a_part_lies_over_a_background_which_shows_where_it_is_silent():
@@ -105,7 +105,7 @@ def test_the_distance_of_a_part_is_that_of_its_full_vector():
 
 def test_the_papers_formula_counts_four_bytes_a_value_and_no_positions():
     packet = packets.sparse_packet(torch.arange(5)[None], {"theta": vectors(1, 100), "gates": vectors(1, 100)}, 8, draw())
-    assert packet.at(0).paper_bytes == 4 * 2 * 5
+    assert packet.unstack()[0].paper_bytes == 4 * 2 * 5
 
 
 @pytest.mark.parametrize("tail", [0.3, 1.0, 3.0])

@@ -1,344 +1,271 @@
-"""Compiled passes and the formulas they stand for: integers and roundings the same to the bit, gates to a few units in the last place."""
+"""Every kernel equals its reference: integers and roundings to the bit, gates to a few units in the last place."""
+
+from importlib import import_module
+from pkgutil import iter_modules
 
 import numpy as np
 import pytest
 import torch
 from scipy.sparse import csr_matrix
-from torch import nn
-from torch.nn import functional
 
 from fedsieve import kernels
-from fedsieve.core import aggregation, constraint, gates, optimizers, quantization, random
+from fedsieve.core import constraint, gates, quantization, random
 from fedsieve.core.batches import IndexedRows, SparseBatch
 from fedsieve.core.constraint import ConstraintScale
-from fedsieve.core.gates import LOG_ALPHA_LIMIT, GateAtTest, HardConcrete
-from fedsieve.core.optimizers import Optimizer
+from fedsieve.core.gates import LOG_ALPHA_LIMIT, NOISE_MARGIN, GateAtTest, HardConcrete
 from fedsieve.core.touched import FeatureTables
 from fedsieve.core.types import Batch
-from fedsieve.objectives import fast_conv as fast_conv
-from fedsieve.objectives.fast_conv import FastConvMode
 from fedsieve.objectives.linear import Linear, Loss
-from fedsieve.objectives.module import Module
+
+for folder in ("core", "objectives", "algorithms", "runtime"):
+    for module in iter_modules(import_module(f"fedsieve.{folder}").__path__):
+        import_module(f"fedsieve.{folder}.{module.name}")
 
 SHAPE, SIZE = HardConcrete(), 1003
 
 
-def both(monkeypatch, compute):
-    """What a formula gives compiled, and what it gives in torch."""
-    assert kernels.available() is not None, "pip install fedsieve[fast]"
-    fast = compute()
-    with monkeypatch.context() as without:
-        for module in (kernels, random):
-            without.setattr(module, "available", lambda: None)
-        return fast, compute()
+def vectors(k=3, std=4.0, seed=0, size=SIZE):
+    return std * torch.randn(k, size, generator=torch.Generator().manual_seed(seed))
 
 
-def stack(k=3, spread=4.0, seed=0):
-    return spread * torch.randn(k, SIZE, generator=torch.Generator().manual_seed(seed))
+def random_keys():
+    for coordinates in (np.arange(SIZE), np.arange(17), np.arange(5, 5 + 3 * SIZE, 3)):
+        yield 7, random._client_counters((0, 3, 11)), random._coordinate_counters(coordinates)
 
 
-def test_noise_is_the_same_to_the_bit(monkeypatch):
-    for at in (SIZE, 17, np.arange(5, 5 + 3 * SIZE, 3)):
-        fast, slow = both(monkeypatch, lambda at=at: random.uniforms(7, [0, 3, 11], at))
-        assert np.array_equal(fast, slow)
+def levels_to_quantize():
+    noise = torch.from_numpy(random.uniforms(1, [0, 1, 2], SIZE))
+    values = vectors() * torch.tensor([1.0, 1e-3, 0.0])[:, None]
+    for size in (SIZE, 17):
+        for max_code in (7, 127):
+            for offset, min_code in ((0.0, -max_code), (0.5, -max_code - 1)):
+                some = (part[:, :size].contiguous() for part in (values, noise))
+                yield *some, (1 + 1e-6) / (max_code + offset), offset, min_code, max_code
 
 
-@pytest.mark.parametrize("size", [SIZE, 17])
-@pytest.mark.parametrize("zero_free", [False, True])
-@pytest.mark.parametrize("bits", [4, 8])
-def test_levels_are_the_same_to_the_bit(monkeypatch, bits, zero_free, size):
-    """Short vectors take the pass too, once it is loaded."""
+def quantized_fields():
     draw = random.client_sampler(1, 0, 0, 0, [0, 1, 2], torch.float32)
-    values = stack()[:, :size].contiguous() * torch.tensor([1.0, 1e-3, 0.0])[:, None]
-    fast, slow = both(monkeypatch, lambda: quantization.quantize(values, bits, draw, "x", zero_free=zero_free))
-    assert torch.equal(fast.codes, slow.codes) and torch.equal(fast.scale, slow.scale) and fast.coding is slow.coding
+    for bits in (8, 4):
+        for zero_free in (False, True):
+            yield quantization.quantize(vectors(), bits, draw, "x", zero_free=zero_free), torch.tensor([0.5, 0.2, 0.3])
+    yield quantization.quantize_signs(vectors()), torch.tensor([0.5, 0.2, 0.3])
 
 
-def test_broken_numbers_stay_visible_in_levels(monkeypatch):
-    """A scale that is not finite is what whoever validates a message sees."""
-    draw = random.client_sampler(1, 0, 0, 0, [0, 1], torch.float32)
-    values = stack(2)
-    values[0, 5], values[1, 6] = torch.nan, torch.inf
-    fast, slow = both(monkeypatch, lambda: quantization.quantize(values, 8, draw, "x", zero_free=False))
-    assert not fast.scale.isfinite().any() and not slow.scale.isfinite().any()
+def extreme_log_alpha():
+    return torch.cat((vectors(), torch.tensor([-12.0, 12.0, 0.0])[:, None].expand(3, SIZE)))
 
 
-def test_gates_and_their_slopes_agree(monkeypatch):
-    log_alpha = torch.cat((stack(), torch.tensor([-12.0, 12.0, 0.0])[:, None].expand(3, SIZE)))
+def gates_and_noise():
     noise = torch.from_numpy(random.uniforms(1, range(6), SIZE))
     noise[0, 0], noise[1, 0] = 0.5**24, 1 - 0.5**24
-    for compute in (lambda: gates.sample(SHAPE, log_alpha, noise), lambda: gates.median_gates(SHAPE, log_alpha)):
-        for fast, slow in zip(*both(monkeypatch, compute), strict=True):
-            torch.testing.assert_close(fast, slow, atol=5e-7, rtol=0)
-            assert torch.equal(fast == 0, slow == 0) or (fast - slow).abs().max() < 5e-7
+    yield SHAPE, extreme_log_alpha(), noise, NOISE_MARGIN
 
 
-def test_the_chain_rule_and_magnitudes_agree(monkeypatch):
-    weights, gradient, log_alpha = stack(seed=1), stack(seed=2), stack(seed=3)
-    gate = gates.median_gates(SHAPE, log_alpha)
-    for fast, slow in zip(*both(monkeypatch, lambda: gates.chain_rule(gradient, weights, gate)), strict=True):
-        assert torch.equal(fast, slow)
-    fast, slow = both(monkeypatch, lambda: gates.gated_magnitude(SHAPE, weights, log_alpha, GateAtTest.MEDIAN, 1e-6))
-    torch.testing.assert_close(fast, slow, atol=1e-6, rtol=1e-5)
+def penalties():
+    for multiplier in (torch.tensor([0.0, 0.5, 30.0]), torch.tensor(0.5)):
+        for scale in ConstraintScale:
+            yield SHAPE, vectors(), multiplier, scale, SIZE
 
 
-@pytest.mark.parametrize("form", ConstraintScale)
-def test_a_gates_step_agrees_and_stays_inside_its_limits(monkeypatch, form):
-    def step(gradient):
-        return constraint.step_log_alpha(SHAPE, stack(), gradient, torch.tensor([0.0, 0.5, 30.0]), form, SIZE, 0.1)
-
-    fast, slow = both(monkeypatch, lambda: step(stack(spread=50, seed=1)))
-    torch.testing.assert_close(fast, slow, atol=2e-6, rtol=1e-6)
-    assert float(fast.abs().max()) == LOG_ALPHA_LIMIT
-    assert step(torch.full((3, SIZE), torch.nan)).isnan().all()
+def log_alpha_steps():
+    for scale in ConstraintScale:
+        for gradient in (vectors(std=50, seed=1), torch.full((3, SIZE), torch.nan)):
+            yield SHAPE, vectors(), gradient, torch.tensor([0.0, 0.5, 30.0]), scale, SIZE, 0.1, LOG_ALPHA_LIMIT
 
 
-@pytest.mark.parametrize("form", ConstraintScale)
-def test_a_step_of_weights_and_gates_together_agrees(monkeypatch, form):
-    """Compiled and in torch, and as the chain rule and two steps."""
-    weights, gradient, log_alpha = stack(seed=1), stack(seed=2), stack(seed=3)
-    gate, step, multiplier = gates.median_gates(SHAPE, log_alpha), torch.tensor([[0.1], [0.0], [2.0]]), torch.tensor([0.0, 0.5, 30.0])
-    rest = (multiplier, form, SIZE, 0.1)
-    fast, slow = both(monkeypatch, lambda: constraint.gated_sgd_step(SHAPE, weights, log_alpha, gradient, gate, step, *rest))
-    by_weight, by_gate = gates.chain_rule(gradient, weights, gate)
-    apart = weights - step * by_weight, constraint.step_log_alpha(SHAPE, log_alpha, by_gate, *rest)
-    for one, other, alone in zip(fast, slow, apart, strict=True):
-        torch.testing.assert_close(one, other, atol=2e-6, rtol=2e-6)
-        torch.testing.assert_close(one, alone, atol=2e-6, rtol=2e-6)
-    broken = constraint.gated_sgd_step(SHAPE, weights, log_alpha, torch.full_like(gradient, torch.nan), gate, step, *rest)
-    assert all(part.isnan().all() for part in broken)
+def gated_steps():
+    weights, log_alpha = vectors(seed=1), vectors(seed=3)
+    step_size, multiplier = torch.tensor([[0.1], [0.0], [2.0]]), torch.tensor([0.0, 0.5, 30.0])
+    for scale in ConstraintScale:
+        for gradient in (vectors(seed=2), torch.full((3, SIZE), torch.nan)):
+            gate = gates.median_gates(SHAPE, log_alpha)
+            yield SHAPE, weights, log_alpha, gradient, gate, step_size, multiplier, scale, SIZE, 0.1, LOG_ALPHA_LIMIT
 
 
-@pytest.mark.parametrize("form", list(ConstraintScale))
-def test_the_pull_of_the_constraint_agrees(monkeypatch, form):
-    for multiplier in (torch.tensor([0.5, 0.0, 2.0]), torch.tensor(0.5)):
-        fast, slow = both(monkeypatch, lambda multiplier=multiplier: constraint.penalty_gradient(SHAPE, stack(), multiplier, form, SIZE))
-        torch.testing.assert_close(fast, slow, atol=5e-7, rtol=0)
+def skipped_steps():
+    for scale in ConstraintScale:
+        for log_alpha in (vectors(), vectors() * torch.nan):
+            num_skipped, multiplier = vectors(seed=1).abs().floor(), torch.tensor([0.0, 0.5, 3e3])
+            yield SHAPE, log_alpha, num_skipped, multiplier, scale, SIZE, 0.1, LOG_ALPHA_LIMIT
 
 
-@pytest.mark.parametrize("kind", [None, csr_matrix])
-@pytest.mark.parametrize("intercept", [False, True])
-def test_sparse_products_agree(monkeypatch, intercept, kind):
+def adam_steps():
+    params, gradient, first = vectors(3, std=1.0)
+    for count in (1.0, 7.0):
+        yield params, gradient, first, first.square(), torch.tensor(count), 0.1, 0.9, 0.999, 1e-8
+
+
+def sparse_batches():
     rng = np.random.default_rng(3)
     dense = (rng.standard_normal((6, 400)) * (rng.random((6, 400)) < 0.05)).astype(np.float32)
     rows, columns = dense.nonzero()
-    starts = (np.searchsorted(rows, np.arange(7)) + 11).astype(np.int32)  # as cut from a longer matrix
-    x = SparseBatch(starts, columns, dense[rows, columns], 400, kind)
-    assert np.array_equal(x.dense[0].numpy(), dense)
-    objective = Linear(loss=Loss.MULTILABEL, num_features=400, num_outputs=3, intercept=intercept, feature_major=True)
-    batch = Batch(x, torch.from_numpy((rng.random((1, 6, 3)) < 0.5).astype(np.float32)))
-    theta = torch.from_numpy(rng.standard_normal((1, objective.layout.size)).astype(np.float32))
-    for fast, slow in zip(*both(monkeypatch, lambda: objective.gradient(theta, batch)), strict=True):
-        torch.testing.assert_close(fast, slow, atol=1e-6, rtol=1e-5)
+    starts = (np.searchsorted(rows, np.arange(7)) + 11).astype(np.int32)  # offsets of a slice of a longer matrix
+    for scipy_class in (None, csr_matrix):
+        yield SparseBatch(starts, columns, dense[rows, columns], 400, scipy_class), dense
 
 
-def test_a_step_on_touched_features_agrees_and_leaves_the_others(monkeypatch):
-    """Compiled and in torch, and as the step on a copy of those features alone."""
-    outputs, at = 17, torch.arange(3, 90, 2)
-    given = [part[0, : 100 * outputs].view(100, outputs) for part in (stack(2, seed=1).view(1, -1), stack(2, seed=2).view(1, -1))]
-    gradient, multiplier, size = stack(2, seed=3).view(1, -1)[:, : len(at) * outputs], torch.tensor([0.7]), torch.tensor([[0.3]])
-
-    def step():
-        tables = FeatureTables(*(part.clone() for part in given))
-        opened = tables.active_gates(SHAPE, at)
-        tables.gated_step(
-            SHAPE, at, gradient * opened.value, (gradient, opened.weighted_derivative), size, multiplier, ConstraintScale.SUM, 5, 0.2
-        )
-        return *opened, *tables
-
-    fast, slow = both(monkeypatch, step)
-    for one, other in zip(fast, slow, strict=True):
-        torch.testing.assert_close(one, other, atol=2e-6, rtol=1e-6)
-    weights, log_alpha = (part[at].view(1, -1) for part in given)
-    by_weight, by_gate = gates.chain_rule(gradient, weights, gates.median_gates(SHAPE, log_alpha))
-    turned = constraint.step_log_alpha(SHAPE, log_alpha, by_gate, multiplier, ConstraintScale.SUM, 5, 0.2)
-    untouched = torch.ones(100, dtype=torch.bool).index_fill(0, at, False)
-    for new, old, expected in zip(fast[3:], given, (weights - size * by_weight, turned), strict=True):
-        torch.testing.assert_close(new[at].view(1, -1), expected, atol=2e-6, rtol=1e-6)
-        assert torch.equal(new[untouched], old[untouched])
+def feature_tables():
+    return FeatureTables(*(vectors(1, seed=seed, size=1700).view(100, 17) for seed in (1, 2)))
 
 
-@pytest.mark.parametrize("form", ConstraintScale)
-def test_the_drift_of_untouched_gates_agrees(monkeypatch, form):
-    missed = stack(seed=1).abs().floor()
-    fast, slow = both(monkeypatch, lambda: constraint.apply_penalty(SHAPE, stack(), missed, torch.tensor([0.0, 0.5, 3e3]), form, SIZE, 0.1))
-    torch.testing.assert_close(fast, slow, atol=2e-6, rtol=1e-6)
-    assert torch.equal(fast[0], stack()[0].clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT))
-    assert constraint.apply_penalty(SHAPE, stack() * torch.nan, missed, torch.ones(3), form, SIZE, 0.1).isnan().all()
+FEATURES = torch.arange(3, 90, 2)
 
 
-def derivatives(compute, inputs):
-    """What an operation on images gives, and its derivatives against fixed weights."""
-    out = compute()
-    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
-    return out, *torch.autograd.grad((out * weight).sum(), inputs)
+def sparse_steps():
+    tables = feature_tables()
+    active = tables.active_gates(SHAPE, FEATURES)
+    gradient = vectors(1, seed=3, size=17 * len(FEATURES))
+    factors = (gradient, active.weighted_derivative)
+    for scale in ConstraintScale:
+        rest = (factors, torch.tensor([[0.3]]), torch.tensor([0.7]), scale, 5, 0.2, LOG_ALPHA_LIMIT)
+        yield tables, SHAPE, FEATURES, gradient * active.value, *rest
 
 
-def ordered(images, order):
-    """The same images, in memory as torch has them, or batch last."""
-    return images if order == "torch" else images.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)
+def indexed_examples():
+    rng = torch.Generator().manual_seed(6)
+    for loss, outputs in ((Loss.SQUARED, 1), (Loss.LOGISTIC, 1), (Loss.SOFTMAX, 2), (Loss.SOFTMAX, 7)):
+        for intercept in (False, True):
+            for batch in (1, 7, 8):
+                objective = Linear(loss=loss, num_features=SIZE, num_outputs=outputs, intercept=intercept)
+                rows, indices = torch.randn(40, SIZE, generator=rng), torch.randint(0, 40, (3, batch), generator=rng)
+                y = torch.randint(0, max(outputs, 2), (3, batch), generator=rng).float()
+                yield objective, 0.1 * torch.randn(3, objective.layout.size, generator=rng), IndexedRows(rows, indices), y
 
 
-@pytest.mark.parametrize("order", ["torch", "batch last"])
-def test_pooling_and_its_derivative_are_torchs(order):
-    images = torch.randn(9, 2, 8, 6, generator=torch.Generator().manual_seed(0)).round(decimals=1)  # with ties
-    images[0, 0, :2, :2], images[1, 1, 0, 3] = 0.0, torch.nan
-    images = ordered(images, order).requires_grad_()
-    with FastConvMode(convolutions=True):
-        fast = derivatives(lambda: functional.max_pool2d(images, 2), images)
-    assert "MaxPool" in taken(fast[0])
-    for one, other in zip(fast, derivatives(lambda: functional.max_pool2d(images, 2), images), strict=True):
-        torch.testing.assert_close(one, other, atol=0, rtol=0, equal_nan=True)
-
-
-def taken(out):
-    """The operation a tensor came from."""
-    return type(out.grad_fn).__name__
-
-
-@pytest.mark.parametrize("options", [{"stride": 1}, {"padding": 1}, {"dilation": 2}, {"ceil_mode": True}, {"kernel_size": 3}])
-def test_other_pooling_is_left_to_torch(options):
-    images = torch.randn(9, 3, 8, 8, requires_grad=True)
-    with FastConvMode(convolutions=True):
-        out = functional.max_pool2d(images, **{"kernel_size": 2} | options)
-    assert taken(out) != "MaxPoolBackward"
-    assert torch.equal(out, functional.max_pool2d(images, **{"kernel_size": 2} | options))
-
-
-@pytest.mark.parametrize("order", ["torch", "batch last"])
-@pytest.mark.parametrize(
-    ("shape", "kernel", "biased"),
-    [
-        ((32, 1, 28, 28), (6, 1, 5, 5), True),
-        ((9, 6, 7, 8), (5, 6, 3, 2), False),
-        ((8, 3, 4, 5), (3, 3, 4, 1), True),
-        ((11, 2, 1, 3), (1, 2, 1, 3), True),
-    ],
-)
-def test_convolutions_and_their_derivatives_are_torchs(order, shape, kernel, biased):
-    rng = torch.Generator().manual_seed(0)
-    images = ordered(torch.randn(shape, generator=rng), order).requires_grad_()
-    weight = torch.randn(kernel, generator=rng, requires_grad=True)
-    bias = torch.randn(kernel[0], generator=rng, requires_grad=True) if biased else None
-    inputs = [images, weight, *([bias] if biased else [])]
-    with FastConvMode(convolutions=True):
-        fast = derivatives(lambda: functional.conv2d(images, weight, bias), inputs)
-    assert taken(fast[0]) == "ConvolutionBackward"
-    exact = derivatives(lambda: functional.conv2d(images.double(), weight.double(), None if bias is None else bias.double()), inputs)
-    for one, other in zip(fast, exact, strict=True):
-        torch.testing.assert_close(one, other.to(one.dtype), atol=2e-6 * float(other.detach().abs().max()), rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"stride": 2},
-        {"padding": 1},
-        {"padding": "same"},
-        {"dilation": 2},
-        {"groups": 2},
-        {"channels": 60},
-        {"kernel": 1},
-        {"images": 7},
-        {"double": True},
-    ],
-)
-def test_other_convolutions_are_left_to_torch(change):
-    options = {name: value for name, value in change.items() if name in ("stride", "padding", "dilation", "groups")}
-    kind = {"dtype": torch.float64 if "double" in change else torch.float32}
-    images = torch.randn(change.get("images", 9), 2, 9, 8, **kind)
-    weight = torch.randn(
-        change.get("channels", 4), 2 // change.get("groups", 1), *[change.get("kernel", 3)] * 2, requires_grad=True, **kind
-    )
-    with FastConvMode(convolutions=True):
-        out = functional.conv2d(images, weight, None, **options)
-    assert taken(out) != "ConvolutionBackward"
-    assert torch.equal(out, functional.conv2d(images, weight, None, **options))
-
-
-def test_a_convolution_that_cannot_be_is_refused_by_torch():
-    with FastConvMode(convolutions=True), pytest.raises(RuntimeError, match="to have 3 channels"):
-        functional.conv2d(torch.randn(9, 2, 8, 8), torch.randn(4, 3, 3, 3), None)
-    with FastConvMode(convolutions=True), pytest.raises(RuntimeError, match="Kernel size"):
-        functional.conv2d(torch.randn(9, 2, 8, 8), torch.randn(4, 2, 9, 3), None)
-
-
-@pytest.mark.parametrize("normed", [False, True])
-def test_a_modules_gradient_is_the_same_with_compiled_convolutions(monkeypatch, normed):
-    net = nn.Sequential(
-        nn.Conv2d(1, 4, 3),
-        *([nn.GroupNorm(2, 4)] if normed else []),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Conv2d(4, 5, 3),
-        nn.Flatten(),
-        nn.Linear(80, 3),
-    )
-    objective, rng = Module(module=net), torch.Generator().manual_seed(3)
-    assert objective.keeps_batch_last is not normed
-    batch = Batch(torch.randn(2, 16, 1, 14, 14, generator=rng), torch.randint(0, 3, (2, 16), generator=rng), None)
-    theta = objective.flatten(net) + 0.1 * torch.randn(2, objective.layout.size, generator=rng)
-    fast = objective.gradient(theta, batch)
-    monkeypatch.setattr(fast_conv, "available", lambda: None)
-    for one, other in zip(fast, objective.gradient(theta, batch), strict=True):
-        torch.testing.assert_close(one, other, atol=2e-6, rtol=1e-4)
-
-
-def test_double_precision_and_short_vectors_take_the_formulas():
-    assert kernels.for_tensors(stack()) is not None
-    assert kernels.for_tensors(stack().double()) is None
-    assert kernels.for_tensors(stack()[:, :10].contiguous()) is None
-    assert kernels.for_tensors(stack()[:, :10].contiguous(), exact=True) is not None
-    assert kernels.for_tensors(stack(), stack().t()) is None
-
-
-def test_the_softmax_loss_agrees(monkeypatch):
-    objective = Linear(loss=Loss.SOFTMAX, num_features=200, num_outputs=7)
+def softmax_logits():
     rng = torch.Generator().manual_seed(5)
-    batch = Batch(torch.randn(3, 5, 200, generator=rng), torch.randint(0, 7, (3, 5), generator=rng))
-    theta = 3 * torch.randn(3, 1400, generator=rng)
-    for fast, slow in zip(*both(monkeypatch, lambda: objective.gradient(theta, batch)), strict=True):
-        torch.testing.assert_close(fast, slow, atol=2e-5, rtol=2e-6)
+    objective = Linear(loss=Loss.SOFTMAX, num_features=200, num_outputs=7)
+    yield objective, 40 * torch.randn(3, 7, 5, generator=rng), torch.randint(0, 7, (3, 5), generator=rng)
 
 
-@pytest.mark.parametrize("density", [0.05, 0.9])
-def test_the_dual_step_agrees(monkeypatch, density):
-    """Ascended where too many gates are open, 0 where they are not."""
-    fast, slow = both(monkeypatch, lambda: constraint.ascend_on_gap(SHAPE, stack(1)[0], torch.tensor(0.3), density, 0.5))
-    torch.testing.assert_close(fast, slow, atol=1e-6, rtol=0)
-    assert (fast == 0) == (density == 0.9)
+def multilabel_logits():
+    rng = torch.Generator().manual_seed(5)
+    objective = Linear(loss=Loss.MULTILABEL, num_features=400, num_outputs=3)
+    yield objective, 9 * torch.randn(3, 6, 3, generator=rng), torch.randint(0, 2, (3, 6, 3), generator=rng).float()
 
 
-@pytest.mark.parametrize("zero_free", [False, True])
-@pytest.mark.parametrize("bits", [32, 16, 8, 4])
-def test_the_mean_of_levels_agrees(monkeypatch, bits, zero_free):
-    draw = random.client_sampler(1, 0, 0, 0, [0, 1, 2], torch.float32)
-    values, shares = quantization.quantize(stack(), bits, draw, "x", zero_free=zero_free), torch.tensor([0.5, 0.2, 0.3])
-    fast, slow = both(monkeypatch, lambda: aggregation.quantized_mean(values, shares))
-    torch.testing.assert_close(fast, slow, atol=1e-6, rtol=1e-6)
-    assert torch.equal(slow, aggregation.mean(values.decode(torch.float32), shares))
+def images():
+    rng = torch.Generator().manual_seed(0)
+    for shape, kernel in (((32, 1, 28, 28), (6, 1, 5, 5)), ((9, 6, 7, 8), (5, 6, 3, 2)), ((11, 2, 1, 3), (1, 2, 1, 3))):
+        for bias in (torch.randn(kernel[0], generator=rng), None):
+            yield torch.randn(shape, generator=rng), torch.randn(kernel, generator=rng), bias, 1, 0, 1, 1
 
 
-def test_adams_steps_agree(monkeypatch):
-    def walk():
-        moments, place = optimizers.initial_moments(stack(1)[0]), torch.zeros(SIZE)
-        for seed in range(5):
-            place, moments = optimizers.step(Optimizer.ADAM, moments, place, stack(1, seed=seed)[0], 0.1, momentum=0.9)
-        return place, *moments
+def pooled_images():
+    ties = torch.randn(9, 2, 8, 6, generator=torch.Generator().manual_seed(0)).round(decimals=1)
+    ties[0, 0, :2, :2], ties[1, 1, 0, 3] = 0.0, torch.nan
+    yield ties, 2, None, 0, 1, False, False
 
-    for fast, slow in zip(*both(monkeypatch, walk), strict=True):
-        torch.testing.assert_close(fast, slow, atol=1e-6, rtol=1e-5)
+
+CASES = {
+    "uniforms": (random_keys, 0.0, 0.0),
+    "quantize_levels": (levels_to_quantize, 0.0, 0.0),
+    "mean_of_levels": (quantized_fields, 1e-6, 1e-6),
+    "sample_gates": (gates_and_noise, 5e-7, 0.0),
+    "median_gates": (lambda: [(SHAPE, extreme_log_alpha())], 5e-7, 0.0),
+    "chain_rule": (lambda: [(vectors(seed=2), vectors(seed=1), gates.median_gates(SHAPE, vectors(seed=3)))], 0.0, 0.0),
+    "gated_magnitude": (lambda: [(SHAPE, vectors(seed=1), vectors(seed=3), GateAtTest.MEDIAN, 1e-6)], 1e-6, 1e-5),
+    "penalty_gradient": (penalties, 5e-6, 0.0),
+    "step_log_alpha": (log_alpha_steps, 2e-6, 1e-6),
+    "gated_sgd_step": (gated_steps, 2e-6, 2e-6),
+    "apply_penalty": (skipped_steps, 2e-6, 1e-6),
+    "ascend_on_gap": (lambda: [(SHAPE, vectors(1)[0], torch.tensor(0.3), density, 0.5) for density in (0.05, 0.9)], 1e-6, 0.0),
+    "adam": (adam_steps, 1e-6, 1e-5),
+    "softmax_loss": (softmax_logits, 2e-5, 2e-6),
+    "binary_loss": (multilabel_logits, 1e-6, 1e-5),
+    "indexed_rows_gradient": (indexed_examples, 1e-5, 1e-5),
+    "csr_matmul": (lambda: [(x, vectors(1, size=1200).view(1, 3, 400)) for x, _ in sparse_batches()], 1e-5, 1e-5),
+    "csr_matmul_transposed": (lambda: [(x, vectors(1, size=18).view(1, 3, 6)) for x, _ in sparse_batches()], 1e-5, 1e-5),
+    "active_gates": (lambda: [(feature_tables(), SHAPE, FEATURES)], 2e-6, 1e-6),
+    "gated_step": (sparse_steps, 2e-6, 1e-6),
+    "convolution": (images, 2e-5, 1e-5),
+    "max_pooling": (pooled_images, 0.0, 0.0),
+}
+"""Arguments of each kernel, and the absolute and relative tolerance; their names are those of `kernels.KERNELS`."""
+
+
+def results(function, args):
+    """The tensors that a function returns, or those of the tables that it changes in place."""
+    tables = FeatureTables(*(part.clone() for part in args[0])) if isinstance(args[0], FeatureTables) else args[0]
+    result = function(tables, *args[1:])
+    return tables if result is None else result if isinstance(result, tuple) else (result,)
+
+
+@pytest.mark.parametrize("name", sorted(kernels.KERNELS.keys() | CASES.keys()))
+def test_a_kernel_equals_its_reference(monkeypatch, name):
+    kernel, (cases, absolute, relative) = kernels.KERNELS[name], CASES[name]
+    assert kernels.load(kernel.module) is not None, "pip install fedsieve[fast]"
+    for args in cases():
+        compiled = results(kernel.run, args)
+        with monkeypatch.context() as without:
+            without.setattr(kernels, "load", lambda _: None)
+            reference = results(kernel.reference, args)
+        assert type(compiled) is type(reference)
+        for one, other in zip(compiled, reference, strict=True):
+            torch.testing.assert_close(torch.as_tensor(one), torch.as_tensor(other), atol=absolute, rtol=relative, equal_nan=True)
+
+
+def test_quantizing_values_that_are_not_finite_gives_a_scale_that_is_not():
+    """Validation of replies looks at the scale only."""
+    values = vectors(2)
+    values[0, 5], values[1, 6] = torch.nan, torch.inf
+    kernel, rest = kernels.KERNELS["quantize_levels"], (torch.full_like(values, 0.5), 1 / 127, 0.0, -127, 127)
+    for form in (kernel.run, kernel.reference):
+        assert not form(values, *rest)[1].isfinite().any()
+
+
+def test_a_step_keeps_log_alpha_inside_its_limits():
+    for args in (args for args in log_alpha_steps() if args[2].isfinite().all()):
+        assert float(kernels.KERNELS["step_log_alpha"].run(*args).abs().max()) == LOG_ALPHA_LIMIT
+
+
+def test_a_step_with_a_gradient_that_is_not_a_number_shows_it():
+    for name, cases in (("step_log_alpha", log_alpha_steps), ("gated_sgd_step", gated_steps)):
+        broken = [args for args in cases() if any(isinstance(part, torch.Tensor) and part.isnan().all() for part in args)]
+        assert broken
+        for args in broken:
+            assert all(part.isnan().all() for part in results(kernels.KERNELS[name].run, args))
+
+
+def test_skipped_steps_without_a_multiplier_change_nothing():
+    log_alpha = next(skipped_steps())[1]
+    new = constraint.apply_penalty(SHAPE, log_alpha, torch.ones_like(log_alpha), torch.zeros(3), ConstraintScale.SUM, SIZE, 0.1)
+    assert torch.equal(new, log_alpha.clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT))
+
+
+def test_a_sparse_step_equals_the_step_on_a_copy_of_the_active_features():
+    tables, *_ = step = next(sparse_steps())
+    weights, log_alpha = (part[FEATURES].view(1, -1) for part in tables)
+    gradient, step_size, multiplier = step[4][0], step[5], step[6]
+    weight_gradient, gate_gradient = gates.chain_rule(gradient, weights, gates.median_gates(SHAPE, log_alpha))
+    turned = constraint.step_log_alpha(SHAPE, log_alpha, gate_gradient, multiplier, ConstraintScale.SUM, 5, 0.2)
+    for new, expected in zip(
+        results(kernels.KERNELS["gated_step"].run, step), (weights - step_size * weight_gradient, turned), strict=True
+    ):
+        torch.testing.assert_close(new[FEATURES].view(1, -1), expected, atol=2e-6, rtol=1e-6)
+
+
+def test_a_sparse_step_leaves_the_other_features_unchanged():
+    step = next(sparse_steps())
+    others = torch.ones(100, dtype=torch.bool).index_fill(0, FEATURES, False)
+    for new, old in zip(results(kernels.KERNELS["gated_step"].run, step), feature_tables(), strict=True):
+        assert torch.equal(new[others], old[others])
+
+
+def test_a_sparse_batch_has_the_entries_of_its_dense_form():
+    for x, dense in sparse_batches():
+        assert np.array_equal(x.dense[0].numpy(), dense)
 
 
 @pytest.mark.parametrize("intercept", [False, True])
-@pytest.mark.parametrize("batch", [1, 7, 8])
-@pytest.mark.parametrize(("loss", "outputs"), [(Loss.SQUARED, 1), (Loss.LOGISTIC, 1), (Loss.SOFTMAX, 2), (Loss.SOFTMAX, 7)])
-def test_rows_read_in_their_place_give_the_gradient_of_rows_copied_out(loss, outputs, batch, intercept):
-    rng = torch.Generator().manual_seed(6)
-    objective = Linear(loss=loss, num_features=SIZE, num_outputs=outputs, intercept=intercept)
-    rows, places = torch.randn(40, SIZE, generator=rng), torch.randint(0, 40, (3, batch), generator=rng)
-    y = torch.randint(0, max(outputs, 2), (3, batch), generator=rng)
-    y, theta = y if outputs > 1 else y.float(), 0.1 * torch.randn(3, objective.layout.size, generator=rng)
-    assert objective.supports_indexed_rows and IndexedRows.is_supported(rows, SIZE) and not IndexedRows.is_supported(rows.double(), SIZE)
-    for one, other in zip(*(objective.gradient(theta, Batch(x, y)) for x in (IndexedRows(rows, places), rows[places])), strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+def test_the_gradient_over_sparse_examples_equals_the_dense_one(intercept):
+    objective = Linear(loss=Loss.MULTILABEL, num_features=400, num_outputs=3, intercept=intercept, feature_major=True)
+    y, theta = torch.ones(1, 6, 3), vectors(1, std=1.0, size=objective.layout.size)
+    for x, dense in sparse_batches():
+        # The dense product orders weights by output, the sparse one by feature.
+        by_output = Linear(loss=Loss.MULTILABEL, num_features=400, num_outputs=3, intercept=intercept)
+        weights, rest = theta[:, :1200].view(1, 400, 3).transpose(1, 2).flatten(1), theta[:, 1200:]
+        loss, gradient = by_output.gradient(torch.cat((weights, rest), dim=-1), Batch(torch.from_numpy(dense)[None], y))
+        expected = torch.cat((gradient[:, :1200].view(1, 3, 400).transpose(1, 2).flatten(1), gradient[:, 1200:]), dim=-1)
+        for one, other in zip(objective.gradient(theta, Batch(x, y)), (loss, expected), strict=True):
+            torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)

@@ -104,7 +104,7 @@ def pa_packet(n, m, seed=0):
     values = torch.from_numpy(rng.standard_normal((1, n), dtype=np.float32))
     packet = sparse_packet(support[None], {"weights": values}, 8, draw)
     gates = quantize_gates(torch.from_numpy(rng.random((1, m), dtype=np.float32)), 8, draw, "gates")
-    return Packet(n, packet.support, {**packet.fields, "gates": gates}, {"default_gate": torch.tensor([0.3])}).at(0)
+    return Packet(n, packet.support, {**packet.fields, "gates": gates}, {"default_gate": torch.tensor([0.3])}).unstack()[0]
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def gate_diagnostics(shape: HardConcrete, server: HasGates, density: float, kind
     probability = gates.active_probability(shape, log_alpha)
     return {
         "expected_density": probability.mean(),
-        "test_density": (gates.test_gates(shape, log_alpha, kind) > 0).to(probability).mean(),
+        "test_density": (gates.compute_test_gates(shape, log_alpha, kind) > 0).to(probability).mean(),
         "multiplier": server.multiplier,
         "violation": probability.mean() - density,
     }
@@ -172,7 +172,7 @@ class Gated(BaseAlgorithm, ABC):
     def all_gates_start_closed(self) -> bool:
         """Whether every test-time gate begins at exactly 0 (decision A6)."""
         start = torch.tensor([initial_log_alpha(self.initial_gate_probability)])
-        return bool(gates.test_gates(self.shape, start, self.test_gate)[0] == 0)
+        return bool(gates.compute_test_gates(self.shape, start, self.test_gate)[0] == 0)
 
     def gate_gradients(
         self, objective: Objective, weights: Float[Tensor, "k p"], log_alpha: Float[Tensor, "k p"], batch: Batch, clock: Clock, draw: Draw
@@ -279,7 +279,7 @@ class Gated(BaseAlgorithm, ABC):
 
     def test_gates_above_zero(self, log_alpha: Float[Tensor, "*k p"]) -> Float[Tensor, "*k p"]:
         """The test-time gate, a hair above 0: closed gates are then ranked by weight, and a kept weight is never zero (C5)."""
-        return gates.test_gates(self.shape, log_alpha, self.test_gate, min_gate=GATE_MARGIN)
+        return gates.compute_test_gates(self.shape, log_alpha, self.test_gate, min_gate=GATE_MARGIN)
 
     def top_mask(
         self, weights: Float[Tensor, "*k p"], log_alpha: Float[Tensor, "*k p"], layout: Layout, clock: Clock
@@ -312,7 +312,7 @@ class Gated(BaseAlgorithm, ABC):
 
     def unprojected_parameters(self, server: HasGates) -> Float[Tensor, " p"]:
         """theta~ times the test-time gate."""
-        return server.weights * gates.test_gates(self.shape, server.log_alpha, self.test_gate)
+        return server.weights * gates.compute_test_gates(self.shape, server.log_alpha, self.test_gate)
 
     def diagnostics(self, server: HasGates) -> dict[str, Tensor]:
         """Density as expected and at test time, the multiplier, the violation."""

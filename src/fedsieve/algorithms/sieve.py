@@ -233,12 +233,12 @@ class Sieve(Rules):
 
     def parameters(self, server: Server) -> Float[Tensor, " p"]:
         """theta~ times the test-time gate, the m largest (decision C5)."""
-        gate = gates.test_gates(self.shape, server.log_alpha).clamp_min(GATE_MARGIN)
+        gate = gates.compute_test_gates(self.shape, server.log_alpha).clamp_min(GATE_MARGIN)
         return project_to_budget(self.final_budget(server.layout), server.weights * gate, server.layout)
 
     def unprojected_parameters(self, server: Server) -> Float[Tensor, " p"]:
         """theta~ times the test-time gate."""
-        return server.weights * gates.test_gates(self.shape, server.log_alpha)
+        return server.weights * gates.compute_test_gates(self.shape, server.log_alpha)
 
     def diagnostics(self, server: Server) -> dict[str, Tensor]:
         """Density as expected and at test time, the shift of the exact dual, the violation, and the density of messages."""

@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedsieve.core.packets import SparseVector
-from fedsieve.core.quantization import MIDPOINT_CODINGS, QuantizedField
-from fedsieve.kernels import addresses, for_tensors
+from fedsieve.core.quantization import QuantizedField
+from fedsieve.kernels import accelerated
 
 
 class ClientWeighting(StrEnum):
@@ -55,14 +55,15 @@ def mean(vectors: Float[Tensor, "k n"], weights: Float[Tensor, " k"]) -> Float[T
     return (vectors * weights[:, None]).sum(0)
 
 
+@accelerated(
+    "vector",
+    "mean_of_levels",
+    tensors=("weights", "field.scale"),
+    size=lambda field, _: field.codes.shape[-1],
+    condition=lambda field, _: field.scale is not None and field.codes.is_contiguous(),
+)
 def quantized_mean(field: QuantizedField, weights: Float[Tensor, " k"]) -> Float[Tensor, " n"]:
-    """sum_k w_k v_k of what a dense stack decodes to."""
-    codes, scale, size = field.codes, field.scale, field.codes.shape[-1]
-    whole = scale is not None and codes.dtype is torch.int8 and codes.is_contiguous()
-    if whole and (fast := for_tensors(weights, scale, size=size)):
-        found = weights.new_empty(size)
-        fast.mean_of_levels(*addresses(codes, scale, weights, found), len(codes), size, 0.5 if field.coding in MIDPOINT_CODINGS else 0.0)
-        return found
+    """sum_k w_k v_k of the decoded values of a dense stack."""
     return mean(field.decode(weights.dtype), weights)
 
 

@@ -1,4 +1,4 @@
-"""Rows of a batch that are not copied out or made dense, and their two products with a linear model."""
+"""Batches that are neither copied nor made dense: sparse examples with their products, and examples read in place."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Int64, Shaped
+from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
-from fedsieve.kernels import addresses, available, for_tensors, load_sparse_kernels
+from fedsieve.kernels import accelerated
 
 
 class SparseBatch:
-    """One client's rows over the features they have: CSR, cut out of a longer matrix of some class of SciPy's."""
+    """Sparse examples of one client in CSR format, over the features they contain."""
 
     def __init__(
         self,
@@ -31,65 +31,49 @@ class SparseBatch:
 
     @cached_property
     def dense(self) -> Float[Tensor, "1 b f"]:
-        """The same rows with their zeros."""
+        """The examples as a dense matrix."""
         rows = np.zeros((len(self.row_starts) - 1, self.num_features), dtype=self.values.dtype)
         rows[np.repeat(np.arange(len(rows)), np.diff(self.row_starts)), self.columns] = self.values
         return torch.from_numpy(rows)[None]
 
     @cached_property
     def scipy_matrix(self) -> Any:
-        """The same rows as SciPy's."""
+        """The examples as a matrix of SciPy."""
         return self.scipy_class((self.values, self.columns, self.row_starts), shape=(len(self.row_starts) - 1, self.num_features))
 
     def prefers_scipy(self, like: Tensor) -> bool:
-        """Whether SciPy's products are faster than torch's with the zeros: up to about a tenth of all cells, on a CPU."""
+        """Whether SciPy's products are faster than dense ones: on a CPU, if less than about a tenth of the entries are nonzero."""
         return self.scipy_class is not None and like.is_cpu and 10 * len(self.values) < (len(self.row_starts) - 1) * self.num_features
 
+    @accelerated("sparse", "csr_matmul", tensors=("matrix",), size=lambda _, matrix: matrix.numel(), contiguous=False)
     def matmul(self, matrix: Float[Tensor, "1 c f"]) -> Float[Tensor, "1 c b"]:
-        """The model's outputs."""
-        by_feature = matrix[0].T.contiguous()
-        if for_tensors(by_feature, size=by_feature.numel()):
-            out = torch.empty(len(self.row_starts) - 1, matrix.shape[1])
-            load_sparse_kernels().csr_matmul(self.row_starts, self.columns, self.values, by_feature.numpy(), out.numpy())
-            return out.T[None]
+        """The outputs of a linear model."""
         if self.prefers_scipy(matrix):
-            return torch.from_numpy(self.scipy_matrix @ by_feature.numpy()).T[None]
+            return torch.from_numpy(self.scipy_matrix @ matrix[0].T.contiguous().numpy()).T[None]
         return torch.bmm(matrix, self.dense.to(matrix.device).transpose(1, 2))
 
+    @accelerated(
+        "sparse",
+        "csr_matmul_transposed",
+        tensors=("output_gradient",),
+        size=lambda self, output_gradient: self.num_features * output_gradient.shape[1],
+        contiguous=False,
+    )
     def matmul_transposed(self, output_gradient: Float[Tensor, "1 c b"]) -> Float[Tensor, "1 f c"]:
-        """The gradient, feature by feature, of a loss whose derivative in the outputs is `slope`."""
-        out = output_gradient.new_empty(self.num_features, output_gradient.shape[1])
-        if for_tensors(out, size=out.numel()):
-            load_sparse_kernels().csr_matmul_transposed(
-                self.row_starts, self.columns, self.values, output_gradient[0].T.contiguous().numpy(), out.numpy()
-            )
-            return out[None]
+        """The gradient in the weights, feature by feature, from the gradient in the outputs."""
         if self.prefers_scipy(output_gradient):
             return torch.from_numpy(self.scipy_matrix.T @ output_gradient[0].T.contiguous().numpy())[None]
         return torch.bmm(self.dense.to(output_gradient.device).transpose(1, 2), output_gradient.transpose(1, 2))
 
 
 class IndexedRows:
-    """Dense rows for a stack of clients, left where they are."""
+    """Dense examples of a stack of clients: rows of a matrix, which a kernel reads in place instead of copying them."""
 
     def __init__(self, rows: Float[Tensor, "n f"], indices: Int64[Tensor, "k b"]) -> None:
         self.rows = rows
         self.indices = indices
 
-    @staticmethod
-    def is_supported(rows: Tensor, size: int) -> bool:
-        """Whether a model of that size can read rows in their place."""
-        return rows.ndim == 2 and for_tensors(rows, size=size) is not None
-
-    def gradient(
-        self, theta: Float[Tensor, "k p"], num_outputs: int, y: Shaped[Tensor, "k b"], *, is_logistic: bool
-    ) -> tuple[Float[Tensor, " k"], Float[Tensor, "k p"]]:
-        """The mean loss and its derivative in weights, output by output, and intercepts, if there are some behind them.
-
-        Of one output squared or logistic, of several softmax.
-        """
-        y, loss, out = y.to(theta.dtype).contiguous(), theta.new_empty(len(theta)), torch.empty_like(theta)
-        places = self.indices.contiguous()
-        sizes = (tuple(self.rows.shape), tuple(places.shape), theta.shape[1], num_outputs)
-        available().indexed_rows_gradient(*addresses(self.rows, places, theta, y, loss, out), *sizes, is_logistic)
-        return loss, out
+    @cached_property
+    def dense(self) -> Float[Tensor, "k b f"]:
+        """A copy of the examples."""
+        return self.rows.index_select(0, self.indices.view(-1)).view(*self.indices.shape, -1)

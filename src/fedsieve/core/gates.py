@@ -1,8 +1,8 @@
-"""Hard concrete gates (Louizos et al. 2018; L118-128): noise and log_alpha in, gates in [0, 1] out, all in closed form.
+"""Hard concrete gates in closed form (Louizos et al. 2018; L118-128).
 
     s = sigmoid((logit u + log_alpha) / beta'),   z = clip(s (zeta - gamma) + gamma, 0, 1)
 
-No gradient runs through here by autograd: `sample` hands back dz/dphi beside z.
+Autograd is not used: `sample` returns z and its derivative dz/dphi.
 """
 
 from enum import StrEnum
@@ -13,26 +13,26 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsieve.kernels import addresses, for_tensors
+from fedsieve.kernels import accelerated
 
 LOG_ALPHA_LIMIT = 12.0
-"""log_alpha lives in +-12 (decision A7): the usual +-log 100 would keep P(z != 0) above .046."""
+"""log_alpha is clamped to +-12 (decision A7). The common limit +-log 100 would keep P(z != 0) above .046."""
 NOISE_MARGIN = 1e-6
 GATE_MARGIN = 1e-6
-"""A gate sent by the paper's inverse is kept this far from 0 and 1, where its log_alpha is infinite (decision E1)."""
+"""Distance that the paper's inverse keeps from the gates 0 and 1, whose log_alpha is infinite (decision E1)."""
 
 
 class GateAtTest(StrEnum):
-    """The gate used when the model is used: L128 says "without noise and smoothing"."""
+    """Gate of the final model, "without noise and smoothing" (L128)."""
 
     MEDIAN = "median"
-    """noise u = 1/2, temperature kept: zero exactly where P(z != 0) is small, so it agrees with the constraint (decision A5)."""
+    """noise u = 1/2 with the temperature: exactly zero if P(z != 0) is small, in agreement with the constraint (decision A5)"""
     NO_TEMPERATURE = "no-temperature"
-    """temperature dropped too"""
+    """without the temperature too"""
 
 
 class HardConcrete(NamedTuple):
-    """The shape of the distribution: beta', gamma and zeta of the paper."""
+    """Parameters of the distribution: beta', gamma and zeta of the paper."""
 
     temperature: float = 0.66
     stretch_low: float = -0.1
@@ -40,80 +40,68 @@ class HardConcrete(NamedTuple):
 
     @property
     def offset(self) -> float:
-        """-beta' log(-gamma / zeta): what separates P(z != 0) from sigmoid(log_alpha)."""
+        """-beta' log(-gamma / zeta), the difference of logit P(z != 0) and log_alpha."""
         return -self.temperature * log(-self.stretch_low / self.stretch_high)
 
 
 class Gates(NamedTuple):
-    """Sampled gates z and their derivative dz/dphi."""
+    """Gates z and their derivative dz/dphi."""
 
     value: Tensor
     derivative: Tensor
 
 
 def stretch(shape: HardConcrete, s: Float[Tensor, "*k n"], min_gate: float = 0.0) -> Float[Tensor, "*k n"]:
-    """Stretch (0, 1) to (gamma, zeta) and clip to [0, 1], or to [least, 1]."""
+    """Stretch (0, 1) to (gamma, zeta) and clip to [min_gate, 1]."""
     return (s * (shape.stretch_high - shape.stretch_low)).add_(shape.stretch_low).clamp_(min_gate, 1.0)
 
 
-def sample(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], noise: Float[Tensor, "*k n"]) -> Gates:
-    """Gates for uniform noise u, with dz/dphi = (zeta - gamma)/beta' s (1 - s) where 0 < z < 1, else 0 (L118-122, decision A3)."""
-    if fast := for_tensors(log_alpha, noise):
-        found = Gates(torch.empty_like(log_alpha), torch.empty_like(log_alpha))
-        fast.sampled_gates(*addresses(log_alpha, noise, *found), log_alpha.numel(), NOISE_MARGIN, *shape)
-        return found
-    return _from_logits(shape, torch.logit(noise, NOISE_MARGIN).add_(log_alpha).div_(shape.temperature))
+@accelerated("vector", "sample_gates", tensors=("log_alpha", "noise"), returns=Gates)
+def sample(
+    shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], noise: Float[Tensor, "*k n"], noise_margin: float = NOISE_MARGIN
+) -> Gates:
+    """Gates for uniform noise u, with dz/dphi = (zeta - gamma)/beta' s (1 - s) if 0 < z < 1, else 0 (L118-122, decision A3)."""
+    return _from_logits(shape, torch.logit(noise, noise_margin).add_(log_alpha).div_(shape.temperature))
 
 
+@accelerated("vector", "median_gates", tensors=("log_alpha",), returns=Gates)
 def median_gates(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"]) -> Gates:
-    """The gates at the noise's median, u = 1/2, with their derivative."""
-    if fast := for_tensors(log_alpha):
-        found = Gates(torch.empty_like(log_alpha), torch.empty_like(log_alpha))
-        fast.median_gates(*addresses(log_alpha, *found), log_alpha.numel(), *shape)
-        return found
+    """Gates at the median of the noise, u = 1/2, with their derivative."""
     return _from_logits(shape, log_alpha / shape.temperature)
 
 
+@accelerated("vector", "chain_rule", tensors=("gradient", "weights", "gate.value", "gate.derivative"))
 def chain_rule(
     gradient: Float[Tensor, "*k n"], weights: Float[Tensor, "*k n"], gate: Gates
 ) -> tuple[Float[Tensor, "*k n"], Float[Tensor, "*k n"]]:
-    """The gradient g in theta = theta~ z as gradients in theta~ and phi: g z and g theta~ dz/dphi."""
-    if fast := for_tensors(gradient, weights, *gate):
-        by_weight, by_gate = torch.empty_like(gradient), torch.empty_like(gradient)
-        fast.chain_rule(*addresses(gradient, weights, *gate, by_weight, by_gate), gradient.numel())
-        return by_weight, by_gate
+    """The gradients in theta~ and phi, g z and g theta~ dz/dphi, from the gradient g in theta = theta~ z."""
     return gradient * gate.value, gradient * weights * gate.derivative
 
 
 def _from_logits(shape: HardConcrete, logits: Float[Tensor, "*k n"]) -> Gates:
-    """z and dz/dphi of logits nobody else holds.
-
-    A masked choice would take longer than all the rest; hardtanh's derivative is the same mask in one pass.
-    """
+    """z and dz/dphi from (logit u + phi) / beta', which is overwritten."""
     s = logits.sigmoid_()
     width = shape.stretch_high - shape.stretch_low
     stretched = (s * width).add_(shape.stretch_low)
     slope = torch.ops.aten.sigmoid_backward(torch.full_like(s[..., :1], width / shape.temperature).expand_as(s), s)
+    # A masked choice would take longer than the rest of the function; the derivative of hardtanh is the same mask in one pass.
     return Gates(stretched.clamp(0.0, 1.0), torch.ops.aten.hardtanh_backward(slope, stretched, 0.0, 1.0))
 
 
-def test_gates(
+def compute_test_gates(
     shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], kind: GateAtTest = GateAtTest.MEDIAN, min_gate: float = 0.0
 ) -> Float[Tensor, "*k n"]:
-    """The gate of the finished model (L128, decision A5), at least `least`."""
+    """Gates of the final model (L128, decision A5), at least `min_gate`."""
     temperature = shape.temperature if kind is GateAtTest.MEDIAN else 1.0
     return stretch(shape, (log_alpha / temperature).sigmoid_(), min_gate)
 
 
+@accelerated("vector", "gated_magnitude", tensors=("weights", "log_alpha"), condition=lambda *args: args[3] is GateAtTest.MEDIAN)
 def gated_magnitude(
     shape: HardConcrete, weights: Float[Tensor, "*k n"], log_alpha: Float[Tensor, "*k n"], kind: GateAtTest, min_gate: float
 ) -> Float[Tensor, "*k n"]:
-    """|theta~ z| with the test-time gate."""
-    if kind is GateAtTest.MEDIAN and (fast := for_tensors(weights, log_alpha)):
-        found = torch.empty_like(weights)
-        fast.gated_magnitude(*addresses(weights, log_alpha, found), weights.numel(), *shape, min_gate)
-        return found
-    return test_gates(shape, log_alpha, kind, min_gate).mul_(weights).abs_()
+    """|theta~ z| with the gates of the final model."""
+    return compute_test_gates(shape, log_alpha, kind, min_gate).mul_(weights).abs_()
 
 
 def active_probability(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"]) -> Float[Tensor, "*k n"]:

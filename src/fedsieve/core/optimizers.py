@@ -1,4 +1,4 @@
-"""Steps as pure functions of a state: SGD, momentum, Adam; clipping; and three rules for a client's step size."""
+"""Optimizer steps as pure functions (SGD, momentum, Adam), gradient clipping and the rules for a client's step size."""
 
 from enum import StrEnum
 from functools import lru_cache
@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsieve.kernels import addresses, for_tensors
+from fedsieve.kernels import accelerated
 
 
 class Optimizer(StrEnum):
-    """How the server turns an aggregated gradient (or pseudo-gradient) into a step."""
+    """How the server applies an aggregated gradient or pseudo-gradient."""
 
     SGD = "sgd"
     MOMENTUM = "momentum"
@@ -21,7 +21,7 @@ class Optimizer(StrEnum):
 
 
 class Moments(NamedTuple):
-    """What momentum and Adam remember."""
+    """State of momentum and Adam: moving averages and the number of steps."""
 
     first: Tensor
     second: Tensor
@@ -29,18 +29,18 @@ class Moments(NamedTuple):
 
 
 class StepRule(StrEnum):
-    """A client's step size, given the method's `rate` and the gradient g of its batch loss."""
+    """A client's step size, from the learning rate and the gradient g of its batch loss."""
 
     CONSTANT = "constant"
-    """rate"""
+    """learning rate"""
     CAPPED = "capped"
-    """min(rate, 1/L), L the client's own smoothness (linear models)"""
+    """min(learning rate, 1/L) with the smoothness L of the client's loss (linear models)"""
     POLYAK = "polyak"
-    """rate * loss / |g|^2: no scale of data or model enters"""
+    """learning rate * loss / |g|^2: invariant to the scale of data and model"""
 
 
 def initial_moments(like: Float[Tensor, " n"]) -> Moments:
-    """The state before the first step."""
+    """State before the first step."""
     return Moments(torch.zeros_like(like), torch.zeros_like(like), torch.zeros_like(like[0]))
 
 
@@ -55,26 +55,38 @@ def step(
     beta2: float = 0.999,
     epsilon: float = 1e-8,
 ) -> tuple[Float[Tensor, " n"], Moments]:
-    """Where a step from a place leads, and the new state."""
+    """The parameters after one step, and the new state."""
     if optimizer is Optimizer.SGD:
         return params + -rate * gradient, moments
     if optimizer is Optimizer.MOMENTUM:
         first = momentum * moments.first + gradient
         return params + -rate * first, moments._replace(first=first)
     count = moments.count + 1
-    if fast := for_tensors(params, gradient, moments.first, moments.second):
-        moved, first, second = (torch.empty_like(gradient) for _ in range(3))
-        vectors = addresses(params, gradient, moments.first, moments.second, moved, first, second)
-        fast.adam(*vectors, len(params), rate, momentum, beta2, epsilon, float(count))
-        return moved, Moments(first, second, count)
-    first = torch.lerp(gradient, moments.first, momentum)
-    second = torch.addcmul(beta2 * moments.second, gradient, gradient, value=1 - beta2)
-    spread = (second / (1 - beta2**count)).sqrt_().add_(epsilon)
-    return params + first * (-rate / (1 - momentum**count)) / spread, Moments(first, second, count)
+    new_params, first, second = _adam_step(params, gradient, moments.first, moments.second, count, rate, momentum, beta2, epsilon)
+    return new_params, Moments(first, second, count)
+
+
+@accelerated("vector", "adam", tensors=("params", "gradient", "first", "second"))
+def _adam_step(
+    params: Float[Tensor, " n"],
+    gradient: Float[Tensor, " n"],
+    first: Float[Tensor, " n"],
+    second: Float[Tensor, " n"],
+    count: Float[Tensor, ""],
+    rate: float,
+    momentum: float,
+    beta2: float,
+    epsilon: float,
+) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"], Float[Tensor, " n"]]:
+    """The parameters and the two moments after step number `count` of Adam."""
+    first = torch.lerp(gradient, first, momentum)
+    second = torch.addcmul(beta2 * second, gradient, gradient, value=1 - beta2)
+    denominator = (second / (1 - beta2**count)).sqrt_().add_(epsilon)
+    return params + first * (-rate / (1 - momentum**count)) / denominator, first, second
 
 
 def clip_norm(gradient: Float[Tensor, "*k n"], max_norm: float) -> Float[Tensor, "*k n"]:
-    """The gradient, shortened to norm `limit` where it is longer."""
+    """The gradient, scaled down to `max_norm` if its norm is larger."""
     if max_norm == inf:
         return gradient
     norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
@@ -89,18 +101,18 @@ def step_size(
     smoothness: Float[Tensor, " k"] | None,
     gate: Float[Tensor, "k n"] | None = None,
 ) -> Float[Tensor, "k 1"]:
-    """The step of each client of a stack under the rule, along the gradient, or its product with gates."""
+    """The step size of each client of a stack, for a step along the gradient or its product with the gates."""
     if rule is StepRule.POLYAK:
         gradient = gradient if gate is None else gradient * gate
         square = (gradient * gradient).sum(-1, keepdim=True)
         return rate * loss[..., None] / square.clamp_min(torch.finfo(gradient.dtype).tiny)
     if rule is StepRule.CAPPED:
-        assert smoothness is not None, "the engine gives smoothness to methods that cap their step"
+        assert smoothness is not None, "the engine computes the smoothness for algorithms with the step rule capped"
         return torch.clamp_max(1 / smoothness[..., None], rate)
     return _constant_step(len(loss), rate, loss.dtype, loss.device)
 
 
 @lru_cache(maxsize=16)
 def _constant_step(num_clients: int, rate: float, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "k 1"]:
-    """One step size for all: the same in every step of a round."""
+    """One step size for all clients; cached, because it is the same in every step of a round."""
     return torch.full((num_clients, 1), rate, dtype=dtype, device=device)

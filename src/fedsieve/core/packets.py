@@ -89,10 +89,6 @@ class Packet(NamedTuple):
             for i in range(count)
         ]
 
-    def at(self, i: int) -> "Packet":
-        """The i-th packet of a stack."""
-        return self.unstack()[i]
-
     def unsqueeze(self) -> "Packet":
         """A packet as a stack of one."""
         fields = {

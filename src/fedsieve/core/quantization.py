@@ -1,16 +1,15 @@
 """Rounding of the values of a message, from float32 to 1 bit. It changes the result, so it is part of the algorithm."""
 
 from enum import IntEnum
-from math import inf, prod
+from math import inf
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float32, Int8, Int64
 from torch import Tensor
 
 from fedsieve.core.random import Draw
-from fedsieve.kernels import addresses, for_tensors
+from fedsieve.kernels import accelerated
 
 
 class Coding(IntEnum):
@@ -49,6 +48,11 @@ class QuantizedField(NamedTuple):
     """(*k,) float32: the width of a level"""
     coding: Coding
 
+    @property
+    def level_offset(self) -> float:
+        """What is added to a code before it is multiplied by the scale."""
+        return 0.5 if self.coding in MIDPOINT_CODINGS else 0.0
+
     def decode(self, dtype: torch.dtype) -> Tensor:
         """The numbers the receiver sees."""
         if self.coding is Coding.UNIT8:
@@ -56,8 +60,8 @@ class QuantizedField(NamedTuple):
         if self.scale is None:
             return self.codes.to(dtype)
         levels = self.codes.to(dtype)
-        if self.coding in MIDPOINT_CODINGS:
-            levels += 0.5
+        if self.level_offset:
+            levels += self.level_offset
         return levels.mul_(self.scale[..., None])
 
 
@@ -70,22 +74,24 @@ def quantize(values: Float[Tensor, "*k m"], bits: int, draw: Draw, purpose: str,
         return QuantizedField(values.to(torch.float32), None, Coding.FLOAT32)
     if bits == 16:
         return QuantizedField(values.clamp(-65504, 65504).to(torch.float16), None, Coding.FLOAT16)
-    highest = 2 ** (bits - 1) - 1
-    half = 0.5 if zero_free else 0.0
-    lowest, coding = (-highest - 1, MIDPOINT_BY_BITS[bits]) if zero_free else (-highest, LEVELS_BY_BITS[bits])
+    max_code = 2 ** (bits - 1) - 1
+    offset, min_code, coding = (0.5, -max_code - 1, MIDPOINT_BY_BITS[bits]) if zero_free else (0.0, -max_code, LEVELS_BY_BITS[bits])
+    step = (1 + 1e-6) / (max_code + offset)  # larger by 1e-6, so that the largest value stays inside the levels in float32
     noise = draw(f"round {purpose}", values.shape[-1])
-    step, tiny = (1 + 1e-6) / (highest + half), torch.finfo(torch.float32).tiny
-    # The float32 scale is a hair wide, so that the largest value stays inside the levels.
-    if fast := for_tensors(values, noise, exact=True):
-        *among, size = values.shape
-        codes, scale = np.empty((prod(among), size), dtype=np.int8), np.empty(prod(among), dtype=np.float32)
-        fast.quantize_levels(*addresses(values, noise), codes, scale, step, tiny, half, lowest, highest)
-        return QuantizedField(torch.from_numpy(codes.reshape(*among, size)), torch.from_numpy(scale.reshape(among)), coding)
-    scale = (torch.linalg.vector_norm(values, inf, dim=-1) * step).to(torch.float32).clamp_min(tiny)
+    return QuantizedField(*_quantize_levels(values, noise, step, offset, min_code, max_code), coding)
+
+
+@accelerated("vector", "quantize_levels", tensors=("values", "noise"), exact=True)
+def _quantize_levels(
+    values: Float[Tensor, "*k m"], noise: Float[Tensor, "*k m"], step: float, level_offset: float, min_code: int, max_code: int
+) -> tuple[Int8[Tensor, "*k m"], Float32[Tensor, "*k"]]:
+    """Codes and scales of values that are rounded stochastically; a scale is `step` times the largest magnitude."""
+    largest = torch.linalg.vector_norm(values, inf, dim=-1)
+    scale = (largest * step).to(torch.float32).clamp_min(torch.finfo(torch.float32).tiny)
     levels = (values / scale[..., None].to(values.dtype)).add_(noise)
-    if zero_free:
-        levels.sub_(half)
-    return QuantizedField(levels.floor_().clamp_(lowest, highest).to(torch.int8), scale, coding)
+    if level_offset:
+        levels.sub_(level_offset)
+    return levels.floor_().clamp_(min_code, max_code).to(torch.int8), scale
 
 
 def quantize_signs(values: Float[Tensor, "*k m"]) -> QuantizedField:

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int64, UInt64
 from torch import Tensor
 
-from fedsieve.kernels import _worth_loading, available
+from fedsieve.kernels import accelerated
 
 SERVER = -1
 """The client number under which the server draws its own noise."""
@@ -59,16 +59,15 @@ def mix64(x: UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
 
 
 def uniforms(base_key: int, clients: Sequence[int], coordinates: Int64[np.ndarray, " n"] | int) -> Float[np.ndarray, "k n"]:
-    """Uniforms in (0, 1) at the coordinates `at` (or all below a number) of each client's stream: 23 bits, centred, so never 0 or 1.
-
-    The 23 bits are put behind the exponent of 1, which is exact and takes no conversion of 64-bit integers.
-    """
+    """Uniforms in (0, 1) at some coordinates (or all below a number) of each client's stream: 23 bits, centered, never 0 or 1."""
     counters = _counters_below(coordinates) if isinstance(coordinates, int) else _coordinate_counters(coordinates)
-    if _worth_loading(len(counters), exact=True) and (fast := available()):
-        noise = np.empty((len(clients), len(counters)), dtype=np.float32)
-        fast.uniforms(base_key, _client_counters(tuple(clients)), counters, noise)
-        return noise
-    bits = mix64_partial(client_keys(base_key, clients)[:, None] + counters)
+    return _uniforms_at(base_key, _client_counters(tuple(clients)), counters)
+
+
+@accelerated("vector", "uniforms", size=lambda _key, _clients, counters: len(counters), exact=True)
+def _uniforms_at(base_key: int, client_counters: UInt64[np.ndarray, " k"], counters: UInt64[np.ndarray, " n"]) -> Float[np.ndarray, "k n"]:
+    """Uniforms of each client at each coordinate. The 23 bits follow the exponent of 1: exact, without a conversion of integers."""
+    bits = mix64_partial(mix64(np.uint64(base_key) + client_counters)[:, None] + counters)
     high = bits.view(np.uint32)[:, _HIGH_WORD::2] >> np.uint32(9)
     high |= np.uint32(0x3F800000)
     noise = high.view(np.float32)

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedsieve.core import constraint, gates
 from fedsieve.core.constraint import ConstraintScale
 from fedsieve.core.gates import LOG_ALPHA_LIMIT, HardConcrete
-from fedsieve.kernels import flatten, for_tensors, load_sparse_kernels
+from fedsieve.kernels import accelerated
 
 
 class ActiveGates(NamedTuple):
@@ -20,26 +20,23 @@ class ActiveGates(NamedTuple):
     weighted_derivative: Tensor
 
 
+TABLES = ("self.weights", "self.log_alpha")
+
+
 class FeatureTables(NamedTuple):
     """theta~ and phi, feature by feature."""
 
     weights: Float[Tensor, "f c"]
     log_alpha: Float[Tensor, "f c"]
 
-    def has_kernels(self) -> bool:
-        """Whether passes over them are."""
-        return for_tensors(*self, size=self.weights.numel()) is not None
-
+    @accelerated("sparse", "active_gates", tensors=TABLES, size=lambda self, *_: self.weights.numel(), returns=ActiveGates)
     def active_gates(self, shape: HardConcrete, feature_indices: Int64[Tensor, " n"]) -> ActiveGates:
         """The features at some places."""
-        if self.has_kernels():
-            found = ActiveGates(*(torch.empty(1, len(feature_indices) * self.weights.shape[1]) for _ in range(3)))
-            load_sparse_kernels().active_gates(*(part.numpy() for part in (*self, feature_indices)), *shape, *map(flatten, found))
-            return found
         weights, log_alpha = self._select_features(feature_indices)
         gate = gates.median_gates(shape, log_alpha)
         return ActiveGates(weights * gate.value, gate.value, gate.derivative.mul_(weights))
 
+    @accelerated("sparse", "gated_step", tensors=TABLES, size=lambda self, *_: self.weights.numel())
     def gated_step(
         self,
         shape: HardConcrete,
@@ -51,16 +48,12 @@ class FeatureTables(NamedTuple):
         constraint_scale: ConstraintScale,
         num_weights: int,
         rate: float,
+        limit: float = LOG_ALPHA_LIMIT,
     ) -> None:
         """theta~ - eta g z, and `constraint.descend` of phi along the product of `by_gate`: in place."""
-        if self.has_kernels():
-            scale = float(multiplier) / (1 if constraint_scale is ConstraintScale.SUM else num_weights)
-            tables, moves = (part.numpy() for part in (*self, feature_indices)), map(flatten, (weight_gradient, *gate_gradient_factors))
-            load_sparse_kernels().gated_step(*tables, *moves, float(step_size), shape.offset, scale, rate, LOG_ALPHA_LIMIT)
-            return
         weights, log_alpha = self._select_features(feature_indices)
         turned = constraint.step_log_alpha(
-            shape, log_alpha, torch.mul(*gate_gradient_factors), multiplier, constraint_scale, num_weights, rate
+            shape, log_alpha, torch.mul(*gate_gradient_factors), multiplier, constraint_scale, num_weights, rate, limit
         )
         self.weights.index_copy_(0, feature_indices, weights.addcmul_(step_size, weight_gradient, value=-1).view(len(feature_indices), -1))
         self.log_alpha.index_copy_(0, feature_indices, turned.view(len(feature_indices), -1))

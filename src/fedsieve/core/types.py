@@ -1,7 +1,8 @@
 """The contract between algorithms, objectives, engines and the round. Letters: p parameters, m kept, k clients, b rows."""
 
 from collections.abc import Callable, Sequence
-from functools import cached_property, reduce
+from dataclasses import astuple, dataclass
+from functools import cached_property
 from operator import add
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -94,29 +95,30 @@ def stack_replies(replies: Sequence[Reply]) -> Packet | None:
     return replies.packet if isinstance(replies, StackedReplies) else concatenate([reply.packet.unsqueeze() for reply in replies])
 
 
-class Traffic(NamedTuple):
-    """One direction's traffic, three ways (decision E6): the paper's formula, values and positions alone, all that crossed.
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes sent in one direction, counted in three ways (decision E6): the paper's formula, values and positions, and all bytes.
 
-    The last five are the parts of what crossed and add up to it.
+    The last five fields are the parts of `total` and add up to it.
     """
 
     paper_formula: int = 0
     payload: int = 0
     total: int = 0
     header: int = 0
-    """with the checksum"""
+    """includes the checksum"""
     positions: int = 0
     scalars: int = 0
     weights: int = 0
     gates: int = 0
 
-    def plus(self, *others: "Traffic") -> "Traffic":
-        """All together."""
-        return reduce(lambda one, other: Traffic(*map(add, one, other)), others, self)
+    def __add__(self, other: "Traffic") -> "Traffic":
+        """The sum of two messages."""
+        return Traffic(*map(add, astuple(self), astuple(other)))
 
-    def times(self, num_copies: int) -> "Traffic":
-        """The same message to several."""
-        return Traffic(*(num_copies * part for part in self))
+    def __mul__(self, num_copies: int) -> "Traffic":
+        """The same message sent several times."""
+        return Traffic(*(num_copies * part for part in astuple(self)))
 
 
 class ExchangeResult(NamedTuple):
@@ -142,8 +144,21 @@ class Objective(Protocol):
     """A loss over a flat parameter vector, for a stack of clients at once."""
 
     layout: Layout
-    slices: dict[str, tuple[slice, tuple[int, ...]]]
-    """where everything stands in the flat vector, by name: the layers, and what is free"""
+
+    @property
+    def slices(self) -> dict[str, tuple[slice, tuple[int, ...]]]:
+        """Slice and shape of every parameter in the flat vector by name, ungated ones included."""
+        ...
+
+    @property
+    def has_random_layers(self) -> bool:
+        """Whether `gradient` uses `Batch.module_seeds`."""
+        ...
+
+    @property
+    def supports_indexed_rows(self) -> bool:
+        """Whether `gradient` accepts `IndexedRows`."""
+        ...
 
     def initial_weights(self, draw: Draw) -> Tensor:
         """theta~ (p,) at the start."""

@@ -134,8 +134,8 @@ class FlowerExchange:
             result = ExchangeResult(
                 sorted([*result.replies, *attempt.replies], key=lambda reply: reply.client),  # every engine sums in this order
                 result.rejected + attempt.rejected,
-                result.downlink.plus(attempt.downlink),
-                result.uplink.plus(attempt.uplink),
+                result.downlink + attempt.downlink,
+                result.uplink + attempt.uplink,
             )
             if len(result.replies) >= needed:
                 return result
@@ -161,7 +161,7 @@ class FlowerExchange:
             if (node := self.directory.node_of(client)) is not None
         }
         received = send_and_receive(self.grid, messages, timeout)
-        down, up = measure_traffic(encoded).times(len(messages)), Traffic()
+        down, up = measure_traffic(encoded) * len(messages), Traffic()
         self.flower_overhead_down += sum(map(serialized_size, messages.values())) - down.total
         replies, rejected = [], []
         self.flower_overhead_up += sum(
@@ -174,10 +174,10 @@ class FlowerExchange:
                 self._check_size(data)
                 reply = wire.decode(data, message_id, self.deployment.objective.layout.size, support)
                 replies.append(Reply(client, reply, num_examples))
-                up = up.plus(measure_traffic(wire.encode(reply, message_id, support)))
+                up = up + measure_traffic(wire.encode(reply, message_id, support))
             except wire.PacketError as error:
                 rejected.append((client, str(error)))
-                up = up.plus(Traffic(total=len(data), header=len(data)))  # a rejected reply is counted as a whole
+                up = up + Traffic(total=len(data), header=len(data))  # a rejected reply is counted as a whole
         return ExchangeResult(replies, rejected, down, up)
 
     def _num_examples(self, client: int, messages: Mapping[int, Message], replies: Mapping[int, Message]) -> int:

@@ -93,7 +93,7 @@ def count_standardization(rounds: Iterator[RoundResult], simulation: Simulation)
     for result in rounds:
         if result.round == 0:
             traffic = simulation.standardization_traffic
-            result = result._replace(uplink=result.uplink.plus(traffic), downlink=result.downlink.plus(traffic))
+            result = result._replace(uplink=result.uplink + traffic, downlink=result.downlink + traffic)
         yield result
 
 

@@ -1,66 +1,120 @@
-"""Whether a formula may take its compiled form: numba installed, single precision, CPU, vectors worth the loading."""
+"""Compiled forms of functions. `accelerated` attaches one to its reference in plain torch; nothing else in the package knows numba.
+
+A module of this folder holds numba kernels and, under the public names, wrappers with the signature of their reference. The wrappers
+allocate the results. Without numba (the extra `fast`) every function runs its reference.
+"""
 
 import sys
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, wraps
+from importlib import import_module
+from inspect import Parameter, signature
+from operator import attrgetter
 from types import ModuleType
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-import numpy as np
 import torch
-from jaxtyping import Float32
 from torch import Tensor
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 MIN_SIZE = 1000
-"""Shorter vectors cost little either way, and short runs need not load a compiler. The length of one client's vector, not of a stack:
-a client alone and in a stack take the same form."""
+"""Vectors shorter than this run the reference: they cost little either way, and short runs need not load a compiler. It is compared with
+the length of one client's vector, not of a stack, so that one client and a stack of clients run the same form."""
+
+
+class Kernel(NamedTuple):
+    """A compiled form and the function it replaces."""
+
+    module: str
+    name: str
+    reference: Callable[..., Any]
+    returns: Callable[..., Any] | None
+
+    def run(self, *args: Any) -> Any:
+        """Call the compiled form; numba must be installed."""
+        result = getattr(load(self.module), self.name)(*args)
+        return result if self.returns is None else self.returns(*result)
+
+
+KERNELS: dict[str, Kernel] = {}
+"""All attached kernels by name; `accelerated` fills it, and the tests compare each kernel with its reference."""
 
 
 @cache
-def available() -> ModuleType | None:
-    """The compiled passes, or None where numba is missing."""
+def load(module: str) -> ModuleType | None:
+    """The kernels of a module of this folder, or None if numba is missing or does not fit the installed NumPy."""
     try:
-        from fedsieve.kernels import vector
-    except ImportError:  # missing, or older than the NumPy it meets
+        return import_module(f"fedsieve.kernels.{module}")
+    except ImportError:
         return None
-    return vector
 
 
-@cache
-def load_image_kernels() -> ModuleType:
-    """Those over images, where there are any: loaded when the first images come."""
-    from fedsieve.kernels import image
+def accelerated(
+    module: str,
+    name: str,
+    *,
+    tensors: Sequence[str] = (),
+    size: Callable[..., int] | None = None,
+    min_size: int = MIN_SIZE,
+    contiguous: bool = True,
+    exact: bool = False,
+    condition: Callable[..., bool] | None = None,
+    returns: Callable[..., Any] | None = None,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Attach the kernel `name` of `module` to the decorated reference, which runs whenever the kernel cannot.
 
-    return image
+    The kernel runs if numba is installed, all `tensors` (names of parameters, or of attributes of them) are float32, on the CPU and
+    contiguous, and the vectors are long enough.
+
+    Args:
+        module: module of this folder that holds the kernel.
+        name: the kernel, a function with the parameters of the reference.
+        tensors: the parameters to check; None passes as a value.
+        size: length to compare with `min_size`, computed from the arguments; by default that of the first tensor's last axis.
+        min_size: the least length for which the kernel runs.
+        contiguous: whether the tensors must be contiguous.
+        exact: whether both forms agree to the bit; then the kernel also runs on short vectors once the compiler is loaded.
+        condition: further condition on the arguments.
+        returns: type that wraps the tuple which the kernel returns.
+    """
+
+    def attach(reference: Callable[P, R]) -> Callable[P, R]:
+        call = signature(reference)
+        names, count = list(call.parameters), len(call.parameters)
+        defaults = tuple(each.default for each in call.parameters.values() if each.default is not Parameter.empty)
+        paths = [path.partition(".") for path in tensors]
+        operands = [(names.index(name), attrgetter(attribute) if attribute else None) for name, _, attribute in paths]
+        kernel = KERNELS[name] = Kernel(module, name, reference, returns)
+
+        def fits(args: tuple[Any, ...]) -> bool:
+            length = args[operands[0][0]].shape[-1] if size is None else size(*args)
+            if length < min_size and not (exact and "fedsieve.kernels.vector" in sys.modules):
+                return False
+            for position, attribute in operands:
+                tensor = args[position] if attribute is None else attribute(args[position])
+                if tensor is None:
+                    continue
+                if tensor.dtype is not torch.float32 or not tensor.is_cpu or (contiguous and not tensor.is_contiguous()):
+                    return False
+            return (condition is None or condition(*args)) and load(module) is not None
+
+        @wraps(reference)
+        def dispatch(*args: Any, **kwargs: Any) -> Any:
+            if kwargs:
+                bound = call.bind(*args, **kwargs)
+                bound.apply_defaults()
+                args = bound.args
+            elif len(args) < count:
+                args += defaults[len(args) - count :]
+            return kernel.run(*args) if fits(args) else reference(*args)
+
+        return dispatch
+
+    return attach
 
 
-@cache
-def load_sparse_kernels() -> ModuleType:
-    """Those over sparse rows, likewise."""
-    from fedsieve.kernels import sparse
-
-    return sparse
-
-
-def _worth_loading(size: int, *, exact: bool = False) -> bool:
-    """Whether a vector of that size is worth the loading, or they are loaded and `exact`: both forms agree to the bit."""
-    return size >= MIN_SIZE or (exact and "fedsieve.kernels.vector" in sys.modules)
-
-
-def for_tensors(*vectors: Tensor, size: int | None = None, exact: bool = False) -> ModuleType | None:
-    """The compiled passes, if these vectors can take them; `size` is the length of the model where they are not as long."""
-    if not _worth_loading(size or vectors[0].shape[-1], exact=exact):
-        return None
-    for vector in vectors:
-        if vector.dtype is not torch.float32 or not vector.is_cpu or not vector.is_contiguous():
-            return None
-    return available()
-
-
-def addresses(*vectors: Tensor) -> Iterable[int]:
-    """Where the numbers of each begin; a pass that takes addresses keeps no tensor alive."""
-    return map(Tensor.data_ptr, vectors)
-
-
-def flatten(vectors: Float32[Tensor, "..."]) -> Float32[np.ndarray, " n"]:
-    """All numbers of a stack in a row."""
-    return vectors.numpy().reshape(-1)
+def addresses(*tensors: Tensor) -> Iterable[int]:
+    """The addresses of the tensors' data. To pass an address takes a tenth of the time of a NumPy view."""
+    return map(Tensor.data_ptr, tensors)

@@ -1,11 +1,18 @@
-"""Compiled passes over images that lie batch last, (c, h, w, n); apart from the others, as only modules with images load them."""
+"""Kernels for convolutions with few channels and for 2x2 max pooling, with their derivatives.
+
+Images enter and leave with torch's shape, (n, c, h, w). The memory of a result has the order (c, h, w, n): a row of a channel is one long
+vector over all images, whatever the size of the kernel. Operations between two of these kernels keep this order.
+"""
+
+from functools import lru_cache
 
 import numba
-from numba import float32, int8, int64
+import numpy as np
+import torch
+from numba import int8, int64
+from torch import Tensor
 
-from fedsieve.kernels.vector import ARRAY_3D, MATRIX, VECTOR, compile_kernel, f32, prefer_512_bit
-
-ARRAY_4D = float32[:, :, :, ::1]
+from fedsieve.kernels.compilation import ARRAY_3D, ARRAY_4D, MATRIX, VECTOR, compile_kernel, f32, prefer_512_bit
 
 
 @numba.njit(error_model="numpy")
@@ -15,7 +22,7 @@ def greater_or_nan(value, best):
 
 
 @compile_kernel(ARRAY_4D, ARRAY_4D, int8[:, :, :, ::1])
-def max_pool(images, out, argmax):
+def _max_pool(images, out, argmax):
     """The largest of each 2 x 2 square, and which of the four it is, the first of equals."""
     for c in range(len(out)):
         for i in range(out.shape[1]):
@@ -34,7 +41,7 @@ def max_pool(images, out, argmax):
 
 
 @compile_kernel(ARRAY_4D, int8[:, :, :, ::1], ARRAY_4D)
-def max_pool_back(slope, argmax, out):
+def _max_pool_back(slope, argmax, out):
     """The derivative, where each square's largest stood; zero elsewhere."""
     for c in range(len(slope)):
         for i in range(slope.shape[1]):
@@ -47,7 +54,7 @@ def max_pool_back(slope, argmax, out):
 
 
 @compile_kernel(VECTOR, int64[::1], int64, MATRIX, VECTOR, ARRAY_3D)
-def convolve(images, kernel_offsets, row_stride, weights, bias, out):
+def _convolve(images, kernel_offsets, row_stride, weights, bias, out):
     """See `objectives.images`: each row of an output, a sum of rows of the images; four at a time, as the sum is read and written."""
     prefer_512_bit()
     size, length = len(kernel_offsets), out.shape[2]
@@ -76,7 +83,7 @@ def convolve(images, kernel_offsets, row_stride, weights, bias, out):
 
 
 @compile_kernel(VECTOR, int64[::1], int64, ARRAY_3D, MATRIX, reassociate=True)
-def convolve_weights(images, kernel_offsets, row_stride, slope, out):
+def _convolve_weights(images, kernel_offsets, row_stride, slope, out):
     """The derivative in the weights, added to zeros: products of each row of the slope with the rows it was made of."""
     prefer_512_bit()
     size, length = len(kernel_offsets), slope.shape[2]
@@ -110,7 +117,7 @@ def convolve_weights(images, kernel_offsets, row_stride, slope, out):
 
 
 @compile_kernel(ARRAY_3D, int64[::1], int64, MATRIX, VECTOR)
-def convolve_back(slope, kernel_offsets, row_stride, weights, out):
+def _convolve_back(slope, kernel_offsets, row_stride, weights, out):
     """The derivative in the images, added to zeros: each row of the slope to the rows it was made of, four channels at a time."""
     prefer_512_bit()
     channels, length = len(slope), slope.shape[2]
@@ -127,3 +134,94 @@ def convolve_back(slope, kernel_offsets, row_stride, weights, out):
                 one, w = slope[c, i], weights[c, t]
                 for j in range(length):
                     total[j] += w * one[j]
+
+
+def to_batch_last(images: Tensor) -> Tensor:
+    """Images as (c, h, w, n), copied unless they lie so."""
+    return images.detach().permute(1, 2, 3, 0).contiguous()
+
+
+def merge_width_and_batch(images: Tensor) -> np.ndarray:
+    """Images (c, h, w, n) as (c, h, w * n)."""
+    return images.view(*images.shape[:2], -1).numpy()
+
+
+@lru_cache(maxsize=64)
+def kernel_offsets(shape: tuple[int, ...], kernel: tuple[int, ...]) -> np.ndarray:
+    """Where the first number lies that each weight of a kernel meets in images (c, h, w, n)."""
+    channels, height, width, n = shape
+    c, i, j = (np.arange(size) for size in (channels, *kernel))
+    return (((c[:, None, None] * height + i[:, None]) * width + j) * n).reshape(-1)
+
+
+class Convolution(torch.autograd.Function):
+    """The compiled passes: the convolution, and its derivatives in the images and in the kernels."""
+
+    @staticmethod
+    def forward(context, images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Each output a channel, a sum over the inputs under its kernel."""
+        images, weight = to_batch_last(images), weight.detach().contiguous()
+        (_, height, width, n), (channels, _, *kernel) = images.shape, weight.shape
+        out = images.new_empty(channels, height - kernel[0] + 1, width - kernel[1] + 1, n)
+        start = weight.new_zeros(channels) if bias is None else bias.detach().contiguous()
+        _convolve(
+            images.view(-1).numpy(),
+            kernel_offsets(images.shape, weight.shape[2:]),
+            width * n,
+            weight.flatten(1).numpy(),
+            start.numpy(),
+            merge_width_and_batch(out),
+        )
+        context.save_for_backward(images, weight)
+        return out.permute(3, 0, 1, 2)
+
+    @staticmethod
+    def backward(context, output_gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Only what is asked for."""
+        (images, weight), output_gradient = context.saved_tensors, to_batch_last(output_gradient)
+        places, step = kernel_offsets(images.shape, weight.shape[2:]), images.shape[2] * images.shape[3]
+        by_images = by_weight = by_bias = None
+        if context.needs_input_grad[0]:
+            by_images = torch.zeros_like(images)
+            _convolve_back(merge_width_and_batch(output_gradient), places, step, weight.flatten(1).numpy(), by_images.view(-1).numpy())
+            by_images = by_images.permute(3, 0, 1, 2)
+        if context.needs_input_grad[1]:
+            by_weight = torch.zeros_like(weight)
+            _convolve_weights(images.view(-1).numpy(), places, step, merge_width_and_batch(output_gradient), by_weight.flatten(1).numpy())
+        if context.needs_input_grad[2]:
+            by_bias = output_gradient.sum((1, 2, 3))
+        return by_images, by_weight, by_bias
+
+
+class MaxPooling(torch.autograd.Function):
+    """The compiled pass and its derivative."""
+
+    @staticmethod
+    def forward(context, images: Tensor) -> Tensor:
+        """The largest of each square."""
+        images = to_batch_last(images)
+        channels, height, width, n = images.shape
+        out = images.new_empty(channels, height // 2, width // 2, n)
+        winner = torch.empty(out.shape, dtype=torch.int8)
+        _max_pool(images.numpy(), out.numpy(), winner.numpy())
+        context.save_for_backward(winner)
+        return out.permute(3, 0, 1, 2)
+
+    @staticmethod
+    def backward(context, output_gradient: Tensor) -> Tensor:
+        """To the largest of each square."""
+        (winner,) = context.saved_tensors
+        channels, height, width, n = winner.shape
+        out = output_gradient.new_empty(channels, 2 * height, 2 * width, n)
+        _max_pool_back(to_batch_last(output_gradient).numpy(), winner.numpy(), out.numpy())
+        return out.permute(3, 0, 1, 2)
+
+
+def convolution(images, weight, bias, *_options):
+    """Kernel of `fast_conv.conv2d`."""
+    return Convolution.apply(images, weight, bias)
+
+
+def max_pooling(images, *_options):
+    """Kernel of `fast_conv.max_pool2d`."""
+    return MaxPooling.apply(images)

@@ -1,17 +1,20 @@
-"""Passes over sparse rows and over the features they touch, compiled by numba as those in `passes.py`; apart, as dense rows need none."""
+"""Kernels for sparse examples and for the features they contain; dense examples do not load them."""
 
 import numba
 import numpy as np
+import torch
 from numba import float32, int32, int64
 
-from fedsieve.kernels.vector import MATRIX, VECTOR, compile_kernel, f32, fast_exp, loss_and_slope, prefer_512_bit
+from fedsieve.kernels.compilation import MATRIX, VECTOR, compile_kernel, f32, fast_exp, prefer_512_bit
+from fedsieve.kernels.linear import loss_and_slope
+from fedsieve.kernels.vector import penalty_per_gate
 
 BLOCK_FEATURES = 32
-"""Features at a time: their numbers stay in the fastest memory."""
+"""Features per block; the numbers of a block stay in the first-level cache."""
 
 
 @compile_kernel(int32[::1], int32[::1], VECTOR, MATRIX, MATRIX)
-def csr_matmul(row_starts, columns, values, matrix, out):
+def _csr_matmul(row_starts, columns, values, matrix, out):
     """Rows of a CSR matrix times a matrix, four cells at a time."""
     prefer_512_bit()
     for i in range(len(out)):
@@ -26,8 +29,15 @@ def csr_matmul(row_starts, columns, values, matrix, out):
                 total[o] += p * a[o] + q * b[o] + r * c[o] + s * d[o]
 
 
+def csr_matmul(batch, matrix):
+    """Kernel of `SparseBatch.matmul`."""
+    out = torch.empty(len(batch.row_starts) - 1, matrix.shape[1])
+    _csr_matmul(batch.row_starts, batch.columns, batch.values, matrix[0].T.contiguous().numpy(), out.numpy())
+    return out.T[None]
+
+
 @compile_kernel(int32[::1], int32[::1], VECTOR, MATRIX, MATRIX)
-def csr_matmul_transposed(row_starts, columns, values, output_gradient, out):
+def _csr_matmul_transposed(row_starts, columns, values, output_gradient, out):
     """The transpose of a CSR matrix times a matrix."""
     prefer_512_bit()
     out[:] = f32(0)
@@ -37,6 +47,13 @@ def csr_matmul_transposed(row_starts, columns, values, output_gradient, out):
             total, value = out[columns[j]], values[j]
             for o in range(len(total)):
                 total[o] += value * row[o]
+
+
+def csr_matmul_transposed(batch, output_gradient):
+    """Kernel of `SparseBatch.matmul_transposed`."""
+    out = output_gradient.new_empty(batch.num_features, output_gradient.shape[1])
+    _csr_matmul_transposed(batch.row_starts, batch.columns, batch.values, output_gradient[0].T.contiguous().numpy(), out.numpy())
+    return out[None]
 
 
 @numba.njit(error_model="numpy")
@@ -49,8 +66,7 @@ def gather_rows(table, indices, out):
 
 
 @compile_kernel(MATRIX, MATRIX, int64[::1], float32, float32, float32, VECTOR, VECTOR, VECTOR)
-def active_gates(weights, log_alpha, feature_indices, temperature, stretch_low, stretch_high, theta, value, weighted_derivative):
-    """See `touched.Tables.opened`."""
+def _active_gates(weights, log_alpha, feature_indices, temperature, stretch_low, stretch_high, theta, value, weighted_derivative):
     prefer_512_bit()
     width, peak, outputs = stretch_high - stretch_low, (stretch_high - stretch_low) / temperature, weights.shape[1]
     w, phi = np.empty(BLOCK_FEATURES * outputs, f32), np.empty(BLOCK_FEATURES * outputs, f32)
@@ -69,11 +85,17 @@ def active_gates(weights, log_alpha, feature_indices, temperature, stretch_low, 
             slope[i] = w[i] * (peak * s * (f32(1) - s) if (z > f32(0)) & (z < f32(1)) else f32(0))
 
 
+def active_gates(tables, shape, feature_indices):
+    """Kernel of `FeatureTables.active_gates`."""
+    out = [torch.empty(1, len(feature_indices) * tables.weights.shape[1]) for _ in range(3)]
+    _active_gates(*(part.numpy() for part in (*tables, feature_indices)), *shape, *(part[0].numpy() for part in out))
+    return out
+
+
 @compile_kernel(MATRIX, MATRIX, int64[::1], VECTOR, VECTOR, VECTOR, float32, float32, float32, float32, float32)
-def gated_step(
+def _gated_step(
     weights, log_alpha, feature_indices, weight_gradient, gradient, weighted_derivative, step_size, offset, multiplier, rate, limit
 ):
-    """See `touched.Tables.step`."""
     prefer_512_bit()
     outputs = weights.shape[1]
     phi, new = np.empty(BLOCK_FEATURES * outputs, f32), np.empty(BLOCK_FEATURES * outputs, f32)
@@ -94,9 +116,28 @@ def gated_step(
                 g[j] = two[j]
 
 
+def gated_step(
+    tables,
+    shape,
+    feature_indices,
+    weight_gradient,
+    gate_gradient_factors,
+    step_size,
+    multiplier,
+    constraint_scale,
+    num_weights,
+    rate,
+    limit,
+):
+    """Kernel of `FeatureTables.gated_step`: in place."""
+    penalty = float(penalty_per_gate(multiplier.double(), constraint_scale, num_weights))
+    vectors = (part.numpy().reshape(-1) for part in (weight_gradient, *gate_gradient_factors))
+    arrays = (*(part.numpy() for part in (*tables, feature_indices)), *vectors)
+    _gated_step(*arrays, float(step_size), shape.offset, penalty, rate, limit)
+
+
 @compile_kernel(MATRIX, MATRIX, VECTOR, float32, float32, float32, MATRIX)
-def apply_penalty(log_alpha, num_skipped, multiplier, offset, rate, limit, out):
-    """See `constraint.drift`."""
+def _apply_penalty(log_alpha, num_skipped, multiplier, offset, rate, limit, out):
     prefer_512_bit()
     for k in range(len(log_alpha)):
         old, times, new, pull = log_alpha[k], num_skipped[k], out[k], rate * multiplier[k]
@@ -106,8 +147,15 @@ def apply_penalty(log_alpha, num_skipped, multiplier, offset, rate, limit, out):
             new[i] = -limit if turned < -limit else limit if turned > limit else turned  # a broken number stays broken
 
 
+def apply_penalty(shape, log_alpha, num_skipped, multiplier, constraint_scale, size, rate, limit):
+    """Kernel of `constraint.apply_penalty`."""
+    out, penalty = torch.empty_like(log_alpha), penalty_per_gate(multiplier, constraint_scale, size).contiguous()
+    _apply_penalty(log_alpha.numpy(), num_skipped.numpy(), penalty.numpy(), shape.offset, rate, limit, out.numpy())
+    return out
+
+
 @compile_kernel(MATRIX, MATRIX, VECTOR, MATRIX, reassociate=True)
-def binary_loss(logits, labels, loss, slope):
+def _binary_loss(logits, labels, loss, slope):
     """See `Linear.gradient`: the mean logistic loss of each client's cells, and its derivative in the logits."""
     for k in range(len(logits)):
         logit, y, out, total, share = logits[k], labels[k], slope[k], f32(0), f32(1) / f32(logits.shape[1])
@@ -116,3 +164,10 @@ def binary_loss(logits, labels, loss, slope):
             total += one
             out[i] = share * by
         loss[k] = share * total
+
+
+def binary_loss(_objective, logits, y):
+    """Kernel of `Linear._multilabel_loss`."""
+    loss, slope = logits.new_empty(len(logits)), torch.empty_like(logits)
+    _binary_loss(logits.flatten(1).numpy(), y.flatten(1).numpy(), loss.numpy(), slope.flatten(1).numpy())
+    return loss, slope

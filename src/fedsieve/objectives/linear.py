@@ -5,20 +5,25 @@ from math import log
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 from torch.nn import functional
 
 from fedsieve.core.batches import IndexedRows
 from fedsieve.core.random import Draw, uniform_to_normal
 from fedsieve.core.types import Batch, CsrMatrix, Layout
-from fedsieve.kernels import for_tensors, load_sparse_kernels
+from fedsieve.kernels import accelerated
 from fedsieve.objectives.losses import Loss
 
 MAX_INDEXED_OUTPUTS = 16
 """Softmax over so many reads its rows where they are."""
 MAX_CURVATURE = {Loss.SQUARED: 2.0, Loss.LOGISTIC: 0.25, Loss.SOFTMAX: 0.5, Loss.MULTILABEL: 0.25}
 """The largest second derivative of the loss in the logits."""
+
+
+def model_size(objective: "Linear", *_: object) -> int:
+    """The length that decides between kernel and reference: neither the batch nor the number of clients counts."""
+    return objective.layout.size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +86,7 @@ class Linear:
         """Mean loss of the batch and its gradient. Orientation matters: theta (k, c, f) times x^T is 8 times faster than x theta^T."""
         x = batch.x
         if isinstance(x, IndexedRows):
-            return x.gradient(theta.contiguous(), self.num_outputs, batch.y, is_logistic=self.loss is Loss.LOGISTIC)
+            return self._indexed_gradient(theta.contiguous(), x, batch.y)
         matrix, intercept = self.unflatten(theta)
         logits = torch.bmm(matrix, x.transpose(1, 2)) if isinstance(x, Tensor) else x.matmul(matrix)
         loss, slope = self._loss_and_gradient(logits if intercept is None else logits + intercept[..., None], batch.y)
@@ -97,10 +102,21 @@ class Linear:
         return torch.full((len(y),), log(self.num_outputs if self.loss is Loss.SOFTMAX else 2), device=y.device)
 
     @property
+    def has_random_layers(self) -> bool:
+        """A linear model has none."""
+        return False
+
+    @property
     def supports_indexed_rows(self) -> bool:
-        """Whether rows need not be copied out for a gradient: many outputs are faster as a product of matrices."""
+        """Whether `gradient` reads examples in place; many outputs are faster as a product of matrices."""
         one_output, few_outputs = self.num_outputs == 1, 1 < self.num_outputs <= MAX_INDEXED_OUTPUTS and not self.feature_major
         return (one_output and self.loss in (Loss.SQUARED, Loss.LOGISTIC)) or (few_outputs and self.loss is Loss.SOFTMAX)
+
+    @accelerated("linear", "indexed_rows_gradient", tensors=("theta", "x.rows"), size=model_size)
+    def _indexed_gradient(
+        self, theta: Float[Tensor, "k p"], x: IndexedRows, y: Shaped[Tensor, "k b"]
+    ) -> tuple[Float[Tensor, " k"], Float[Tensor, "k p"]]:
+        return self.gradient(theta, Batch(x.dense, y.long() if self.loss is Loss.SOFTMAX else y))
 
     def _loss_and_gradient(self, logits: Float[Tensor, "k c b"], y: Tensor) -> tuple[Float[Tensor, " k"], Float[Tensor, "k c b"]]:
         """The mean loss over the last axis and its derivative in the logits."""
@@ -114,25 +130,27 @@ class Linear:
                 loss = (functional.softplus(logits) - target * logits).sum((1, 2)) / rows
                 return loss, (torch.sigmoid(logits) - target) / rows
             case Loss.SOFTMAX:
-                if fast := for_tensors(logits, size=self.layout.size):
-                    loss, slope = logits.new_empty(len(logits)), torch.empty_like(logits)
-                    fast.softmax_loss(logits.numpy(), y.numpy(), loss.numpy(), slope.numpy())
-                    return loss, slope
-                target = y[:, None]
-                logs = torch.log_softmax(logits, dim=1)
-                slope = logs.exp().scatter_add(1, target, torch.full_like(logs[:, :1], -1.0))
-                return -logs.gather(1, target).sum((1, 2)) / rows, slope / rows
+                return self._softmax_loss(logits, y)
             case Loss.MULTILABEL:
-                target, by_row = y.transpose(1, 2), logits.transpose(1, 2)
-                if for_tensors(by_row, y, size=self.layout.size):
-                    loss, slope = logits.new_empty(len(logits)), torch.empty_like(by_row)
-                    load_sparse_kernels().binary_loss(
-                        *(part.flatten(1).numpy() for part in (by_row, y)), loss.numpy(), slope.flatten(1).numpy()
-                    )
-                    return loss, slope.transpose(1, 2)
-                cells = rows * self.num_outputs
-                loss = (functional.softplus(logits) - target * logits).sum((1, 2)) / cells
-                return loss, (torch.sigmoid(logits) - target) / cells
+                loss, slope = self._multilabel_loss(logits.transpose(1, 2), y)
+                return loss, slope.transpose(1, 2)
+
+    @accelerated("linear", "softmax_loss", tensors=("logits",), size=model_size)
+    def _softmax_loss(
+        self, logits: Float[Tensor, "k c b"], labels: Int64[Tensor, "k b"]
+    ) -> tuple[Float[Tensor, " k"], Float[Tensor, "k c b"]]:
+        target, num_examples = labels[:, None], logits.shape[-1]
+        log_probabilities = torch.log_softmax(logits, dim=1)
+        slope = log_probabilities.exp().scatter_add(1, target, torch.full_like(log_probabilities[:, :1], -1.0))
+        return -log_probabilities.gather(1, target).sum((1, 2)) / num_examples, slope / num_examples
+
+    @accelerated("sparse", "binary_loss", tensors=("logits", "y"), size=model_size)
+    def _multilabel_loss(
+        self, logits: Float[Tensor, "k b c"], y: Float[Tensor, "k b c"]
+    ) -> tuple[Float[Tensor, " k"], Float[Tensor, "k b c"]]:
+        num_labels = y[0].numel()
+        loss = (functional.softplus(logits) - y * logits).sum((1, 2)) / num_labels
+        return loss, (torch.sigmoid(logits) - y) / num_labels
 
     def with_features(self, num_features: int) -> "Linear":
         """The same model over some of the features, whose weights stand feature by feature."""

@@ -118,8 +118,13 @@ class Module:
 
     @property
     def has_random_layers(self) -> bool:
-        """A step may need noise of its own (dropout, in a layer or in a forward), so it always gets some."""
+        """Always true, because a forward pass may contain dropout that no layer shows."""
         return True
+
+    @property
+    def supports_indexed_rows(self) -> bool:
+        """A module needs its examples as one tensor."""
+        return False
 
     def flatten(self, module: nn.Module) -> Float[Tensor, " p"]:
         """A module's parameters as one vector."""

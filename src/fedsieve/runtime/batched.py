@@ -28,14 +28,14 @@ class BatchedEngine(LoopEngine):
         received = self.resolve_seed(packet, clock)
         begun = self.initial_state(received, clock)
         stacks: list[Packet] = []
-        down, up = measure_traffic(wire.encode(packet, address)).times(len(clients)), Traffic()
+        down, up = measure_traffic(wire.encode(packet, address)) * len(clients), Traffic()
         for chunk in self._cache_sized_chunks(clients):
             packets = self.train_and_reply(begun, clock, chunk)
             stacks.append(packets)
             if not self.sample_bytes:
-                up = up.plus(measure_traffic(*wire.encode_stack(packets, len(chunk), address, received.support)))
+                up = up + measure_traffic(*wire.encode_stack(packets, len(chunk), address, received.support))
             elif up == Traffic():
-                up = measure_traffic(wire.encode(packets.at(0), address, received.support)).times(len(clients))
+                up = measure_traffic(wire.encode(packets.unstack()[0], address, received.support)) * len(clients)
         counts = [self.data.num_examples(client) for client in clients]
         if (together := concatenate(stacks)) is not None:
             return ExchangeResult(StackedReplies(clients, together, counts), [], down, up)

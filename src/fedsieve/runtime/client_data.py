@@ -59,7 +59,7 @@ class ClientData:
         if self._dealt[0] != (turn := (seed, round, hands)):
             self._dealt = (turn, {})
         known, stack = self._dealt[1], tuple(clients)
-        suits = getattr(self._objective, "supports_indexed_rows", False) and IndexedRows.is_supported(self.x, self._objective.layout.size)
+        suits = self._objective.supports_indexed_rows and self.x.ndim == 2
         if stack not in known:
             places = self.batch_indices(seed, round, clients, hands)
             labels = _gather(self.y, places)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,7 +77,7 @@ def traffic_columns(uplink: Traffic, downlink: Traffic) -> dict[str, int]:
     return {
         f"bytes_{direction}" + (f"_{part}" if part != "total" else ""): size
         for direction, traffic in (("up", uplink), ("down", downlink))
-        for part, size in traffic._asdict().items()
+        for part, size in asdict(traffic).items()
     }
 
 

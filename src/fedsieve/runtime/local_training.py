@@ -61,7 +61,7 @@ class ClientEngine(RunContext):
 
     def _module_seeds(self, clock: Clock, step: int, clients: list[int]) -> list[int] | None:
         """Noise for objectives that have some of their own (dropout)."""
-        if not getattr(self.objective, "has_random_layers", False):
+        if not self.objective.has_random_layers:
             return None
         keys = client_keys(derive_key(self.seed, "module", clock.round, clock.exchange, step), clients)
         return (keys >> np.uint64(1)).tolist()

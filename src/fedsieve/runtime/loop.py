@@ -19,9 +19,9 @@ def measure_traffic(encoded: wire.EncodedPacket, *others: wire.EncodedPacket) ->
             weights += len(values)
     scalars, header = len(encoded.scalars), len(encoded.header) + wire.CHECKSUM_BYTES
     values = scalars + gates + weights
-    alike = Traffic(encoded.paper_bytes, values, header + values, header, 0, scalars, weights, gates).times(1 + len(others))
+    alike = Traffic(encoded.paper_bytes, values, header + values, header, 0, scalars, weights, gates) * (1 + len(others))
     positions = len(encoded.positions) + sum([len(other.positions) for other in others])
-    return alike.plus(Traffic(payload=positions, total=positions, positions=positions))
+    return alike + Traffic(payload=positions, total=positions, positions=positions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class LoopEngine(ClientEngine):
         down, up, replies, rejected = Traffic(), Traffic(), [], []
         for client in clients:
             answer = self.run_client(clock, encoded.to_bytes(), client)
-            down, up = down.plus(measure_traffic(encoded)), up.plus(measure_traffic(answer))
+            down, up = down + measure_traffic(encoded), up + measure_traffic(answer)
             try:
                 reply = wire.decode(answer.to_bytes(), address, self.objective.layout.size, support)
                 replies.append(Reply(client, reply, self.data.num_examples(client)))
@@ -48,4 +48,4 @@ class LoopEngine(ClientEngine):
         """What one client does with a message."""
         address = self.message_id(clock)
         packet = self.resolve_seed(wire.decode(message, address, self.objective.layout.size), clock)
-        return wire.encode(self.train_and_reply(self.initial_state(packet, clock), clock, [client]).at(0), address, packet.support)
+        return wire.encode(self.train_and_reply(self.initial_state(packet, clock), clock, [client]).unstack()[0], address, packet.support)

@@ -99,7 +99,7 @@ def train(
                 packet = algorithm.broadcast(server, clock, draw)
                 if own := server_exchange(clock, packet, [0]).replies:
                     server = algorithm.aggregate(server, packet, own, clock, draw)
-            down, up = down.plus(came.downlink), up.plus(came.uplink)
+            down, up = down + came.downlink, up + came.uplink
             replied.update(came.clients)
             rejected += came.rejected
         if replied or server_exchange is not None:

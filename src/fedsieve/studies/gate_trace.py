@@ -28,7 +28,7 @@ class GateTrace:
         size = server.layout.num_gated
         self.masks.append((theta[:size] != 0).numpy(force=True))
         if hasattr(server, "log_alpha"):
-            self.gates.append(gates.test_gates(self.algorithm.shape, server.log_alpha[:size]).to(torch.float16).numpy(force=True))
+            self.gates.append(gates.compute_test_gates(self.algorithm.shape, server.log_alpha[:size]).to(torch.float16).numpy(force=True))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers: `overlap` between stored rounds (soft IoU of gates, IoU of masks), `gates` of a few weights."""
