@@ -13,6 +13,7 @@ from fedsieve import wire
 from fedsieve.core.packets import Packet
 from fedsieve.core.types import Clock, ExchangeResult
 from fedsieve.experiments.config import Engine, FederationConfig, Precision, RunConfig
+from fedsieve.experiments.resolve import resolve
 from fedsieve.experiments.simulation import Simulation
 from fedsieve.runtime.rounds import initial_server, train
 
@@ -56,8 +57,10 @@ def main() -> None:
             for seed in SEEDS:
                 federation = FederationConfig(clients=3, participation=1.0)
                 runs = (
-                    RunConfig(
-                        algorithm_name=method, seed=seed, rounds=NUM_ROUNDS, precision=precision, engine=engine, federation=federation
+                    resolve(
+                        RunConfig(
+                            algorithm_name=method, seed=seed, rounds=NUM_ROUNDS, precision=precision, engine=engine, federation=federation
+                        )
                     )
                     for engine in (Engine.LOOP, Engine.BATCHED)
                 )

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedsieve.algorithms import algorithm_class
 from fedsieve.experiments.config import RunConfig
+from fedsieve.experiments.resolve import resolve
 from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
 from fedsieve.experiments.tasks import TASKS, default_options
@@ -22,11 +23,13 @@ def final_metrics(task: str, algorithm_name: str, bits: int, simulations: dict[i
     found = []
     for seed, problem in simulations.items():
         method = algorithm_class(algorithm_name)
-        run = RunConfig(
-            task=task,
-            algorithm_name=algorithm_name,
-            seed=seed,
-            algorithm=method(**default_options(TASKS[task], method, None) | {"bits": bits}),
+        run = resolve(
+            RunConfig(
+                task=task,
+                algorithm_name=algorithm_name,
+                seed=seed,
+                algorithm=method(**default_options(TASKS[task], method, None) | {"bits": bits}),
+            )
         )
         for step in run_rounds(run, problem.with_config(run)):
             last = step.metrics
@@ -41,7 +44,7 @@ def main() -> None:
     print("| task | method | 32 bits |" + "".join(f" {bits} bits - 32 bits (se) |" for bits in rounded))
     print("|---|---|---|" + "---|" * len(rounded))
     for task in tasks:
-        problems = {seed: Simulation(RunConfig(task=task, seed=seed)) for seed in SEEDS}
+        problems = {seed: Simulation(resolve(RunConfig(task=task, seed=seed))) for seed in SEEDS}
         for name in ALGORITHM_NAMES:
             full = final_metrics(task, name, 32, problems)
             cells = []

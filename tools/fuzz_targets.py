@@ -23,6 +23,7 @@ from fedsieve.core.packets import sparse_packet
 from fedsieve.data import mnist, prediction_files, rcv1, user_files
 from fedsieve.data.downloads import DataError
 from fedsieve.experiments.config import RunConfig
+from fedsieve.experiments.resolve import resolve
 from fedsieve.storage import checkpoint, run_directory, run_log
 
 MESSAGE_ID = wire.MessageId(7, 1, 0)
@@ -116,7 +117,7 @@ ROUNDS = 2 * run_log.encode_round(np.arange(3), np.zeros(20))
 METRICS = b'{"round": 1, "seconds": 0.5}\n{"round": 2, "seconds": 0.75}\n'
 TARGETS = {
     "config": Target(
-        [run_directory.to_toml(RunConfig(rounds=2).settings_dict).encode(), b'task = "mc"\n[data]\nnum-examples = 5\n'],
+        [run_directory.to_toml(resolve(RunConfig(rounds=2)).settings_dict).encode(), b'task = "mc"\n[data]\nnum-examples = 5\n'],
         feed_as_file(parse_config),
         (run_directory.RunDirectoryError,),
     ),

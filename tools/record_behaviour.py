@@ -23,6 +23,7 @@ from fedsieve.data import synthetic
 from fedsieve.data.builtin import BuiltinFiles
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import Engine, FederationConfig, Precision, RunConfig
+from fedsieve.experiments.resolve import resolve
 from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
 from fedsieve.objectives.linear import Linear, Loss
@@ -81,17 +82,19 @@ def run_task(algorithm_name: str, task: str, engine: str, single_precision: bool
     """The rounds of a named task."""
     synthetic.NUM_TEST_EXAMPLES = 200
     data = Synthetic(num_examples=300, num_features=1200 if single_precision else 40, num_classes=4, true_density=0.1)
-    run = RunConfig(
-        task=task,
-        algorithm_name=algorithm_name,
-        density=0.1,
-        rounds=NUM_ROUNDS,
-        seed=11,
-        engine=Engine(engine),
-        precision=Precision.SINGLE if single_precision else Precision.DOUBLE,
-        data=BuiltinFiles() if task == "digits" else data,
-        federation=FederationConfig(clients=12, participation=0.5),
-        algorithm=algorithm_class(algorithm_name)(density=0.1, local_steps=5, batch_size=8),
+    run = resolve(
+        RunConfig(
+            task=task,
+            algorithm_name=algorithm_name,
+            density=0.1,
+            rounds=NUM_ROUNDS,
+            seed=11,
+            engine=Engine(engine),
+            precision=Precision.SINGLE if single_precision else Precision.DOUBLE,
+            data=BuiltinFiles() if task == "digits" else data,
+            federation=FederationConfig(clients=12, participation=0.5),
+            algorithm=algorithm_class(algorithm_name)(density=0.1, local_steps=5, batch_size=8),
+        )
     )
     for step in run_rounds(run, Simulation(run)):
         yield step.parameters, step.metrics["bytes_up"], step.metrics["bytes_down"]

@@ -16,6 +16,7 @@ from fedsieve.core.schedules import DensitySchedule, LogAlphaScaling
 from fedsieve.core.types import Batch, Clock, Reply
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import FederationConfig, RunConfig
+from fedsieve.experiments.resolve import resolve
 from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
 from fedsieve.objectives.linear import Linear, Loss
@@ -113,7 +114,9 @@ def densities_under(dual, start=0.95, rounds=20, steps=10, density=0.05):
     flops = Flops(dual_update=dual, local_steps=steps, batch_size=16, **gated, **falling)
     data = Synthetic(num_examples=400, num_features=200, true_density=0.1)
     federation = FederationConfig(clients=10, participation=0.4)
-    run = RunConfig(task="lr", algorithm_name="flops", density=density, rounds=rounds, data=data, federation=federation, algorithm=flops)
+    run = resolve(
+        RunConfig(task="lr", algorithm_name="flops", density=density, rounds=rounds, data=data, federation=federation, algorithm=flops)
+    )
     last = list(run_rounds(run, Simulation(run)))[-1].metrics
     return last["expected_density"] / density, last["test_density"] / density
 

@@ -187,17 +187,20 @@ def test_every_recipe_recovers_a_sparse_truth(recipe):
     """Decision E9: on an easy regression all recipes that run find every true weight."""
     from fedsieve.data.synthetic import Synthetic
     from fedsieve.experiments.config import FederationConfig, RunConfig
+    from fedsieve.experiments.resolve import resolve
     from fedsieve.experiments.runner import run_rounds
     from fedsieve.experiments.simulation import Simulation
 
-    run = RunConfig(
-        algorithm_name="flops-pa",
-        rounds=40,
-        density=0.05,
-        seed=1,
-        data=Synthetic(num_examples=2000, num_features=100, true_density=0.05),
-        federation=FederationConfig(clients=20, participation=0.25),
-        algorithm=FlopsPA(**recipe),
+    run = resolve(
+        RunConfig(
+            algorithm_name="flops-pa",
+            rounds=40,
+            density=0.05,
+            seed=1,
+            data=Synthetic(num_examples=2000, num_features=100, true_density=0.05),
+            federation=FederationConfig(clients=20, participation=0.25),
+            algorithm=FlopsPA(**recipe),
+        )
     )
     last = list(run_rounds(run, Simulation(run)))[-1].metrics
     assert last["tdr"] == 1.0

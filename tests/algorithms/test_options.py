@@ -11,6 +11,7 @@ from fedsieve.core.schedules import DensitySchedule
 from fedsieve.core.types import Clock
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import FederationConfig, RunConfig
+from fedsieve.experiments.resolve import resolve
 from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
 
@@ -48,14 +49,16 @@ def test_a_falling_schedule_begins_at_six_times_its_target_and_at_most_at_three_
 
 
 def outcome(method, **options):
-    run = RunConfig(
-        task="lr",
-        algorithm_name=method,
-        density=0.1,
-        rounds=3,
-        data=Synthetic(num_examples=150, num_features=20, true_density=0.1),
-        federation=FederationConfig(clients=8, participation=0.5),
-        algorithm=algorithm_class(method)(**{"local_steps": 3, "batch_size": 8, **options}),
+    run = resolve(
+        RunConfig(
+            task="lr",
+            algorithm_name=method,
+            density=0.1,
+            rounds=3,
+            data=Synthetic(num_examples=150, num_features=20, true_density=0.1),
+            federation=FederationConfig(clients=8, participation=0.5),
+            algorithm=algorithm_class(method)(**{"local_steps": 3, "batch_size": 8, **options}),
+        )
     )
     steps = list(run_rounds(run, Simulation(run)))
     return [part for part in steps[-1].result.server if isinstance(part, torch.Tensor)], [step.metrics["bytes_up"] for step in steps]

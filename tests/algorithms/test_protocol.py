@@ -10,6 +10,7 @@ from fedsieve.core.schedules import DensitySchedule
 from fedsieve.core.types import Algorithm
 from fedsieve.data.synthetic import Shift, Synthetic
 from fedsieve.experiments.config import FederationConfig, RunConfig
+from fedsieve.experiments.resolve import resolve
 from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
 
@@ -20,8 +21,17 @@ SMALL = FederationConfig(clients=10, participation=0.4)
 
 def train(method, task="lr", density=0.1, rounds=5, seed=3, data=DATA, federation=SMALL, **fields):
     algorithm = algorithm_class(method)(**({"local_steps": 6, "batch_size": 8} | fields))
-    run = RunConfig(
-        task=task, algorithm_name=method, density=density, rounds=rounds, seed=seed, data=data, federation=federation, algorithm=algorithm
+    run = resolve(
+        RunConfig(
+            task=task,
+            algorithm_name=method,
+            density=density,
+            rounds=rounds,
+            seed=seed,
+            data=data,
+            federation=federation,
+            algorithm=algorithm,
+        )
     )
     return run, list(run_rounds(run, Simulation(run)))
 

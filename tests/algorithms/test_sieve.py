@@ -12,6 +12,7 @@ from fedsieve.core.quantization import Coding
 from fedsieve.core.types import Batch, Reply
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import FederationConfig, RunConfig
+from fedsieve.experiments.resolve import resolve
 from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
 from helpers.sieve import MODEL, POLISH, SEARCH, SIEVE, begun, draw, stepped, trained
@@ -133,7 +134,9 @@ def test_weights_may_travel_instead_of_updates():
     data = Synthetic(num_examples=400, num_features=100, true_density=0.1)
     algorithm = Sieve(local_steps=6, batch_size=8, uplink=Uplink.WEIGHTS, server_learning_rate=1.0)
     federation = FederationConfig(clients=10, participation=0.4)
-    run = RunConfig(task="lr", algorithm_name="sieve", density=0.1, rounds=20, data=data, federation=federation, algorithm=algorithm)
+    run = resolve(
+        RunConfig(task="lr", algorithm_name="sieve", density=0.1, rounds=20, data=data, federation=federation, algorithm=algorithm)
+    )
     rows = [step.metrics for step in run_rounds(run, Simulation(run))]
     assert rows[-1]["r2"] > 0.5 > rows[0]["r2"]
     assert rows[-1]["expected_density"] == pytest.approx(0.1, rel=0.05)

@@ -178,7 +178,7 @@ def test_a_second_run_never_overwrites_the_first(capsys, tmp_path):
         (["--rounds", "0"], "rounds must be at least 1"),
         (["--rounds", "many"], "takes a whole number; got many"),
         (["--federation.partition", "label"], "task lr has none"),
-        (["--device", "nowhere"], "not available here"),
+        (["--device", "nowhere"], "is not available"),
         (["--config", "missing.toml"], "cannot be read"),
         (["stray"], "stray"),
     ],

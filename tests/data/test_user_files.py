@@ -14,6 +14,7 @@ from fedsieve import RunConfig, Simulation, run_rounds
 from fedsieve.cli.main import main
 from fedsieve.data.user_files import UserFiles
 from fedsieve.experiments.config import FederationConfig
+from fedsieve.experiments.resolve import resolve
 from fedsieve.runtime.privacy import Privacy
 
 RNG = np.random.default_rng(3)
@@ -89,8 +90,10 @@ def test_two_classes_share_one_logit_and_ten_clients_or_all_take_part(capsys):
 
 
 def file_run(path, **settings):
-    return RunConfig(
-        task="file", data=UserFiles(path=Path(path)), **{"density": 0.25, "rounds": 5, "algorithm_name": "fed-round-ht"} | settings
+    return resolve(
+        RunConfig(
+            task="file", data=UserFiles(path=Path(path)), **{"density": 0.25, "rounds": 5, "algorithm_name": "fed-round-ht"} | settings
+        )
     )
 
 
@@ -132,9 +135,9 @@ def test_means_without_noise_are_not_sent_where_clients_are_hidden():
     }
     assert Simulation(file_run("rows.npz", **hidden)).standardizer is None
     with pytest.raises(ValueError, match="would not hide; leave it out"):
-        RunConfig(task="file", data=UserFiles(path=Path("rows.npz"), standardize=True), density=0.25, **hidden)
+        resolve(RunConfig(task="file", data=UserFiles(path=Path("rows.npz"), standardize=True), density=0.25, **hidden))
     with pytest.raises(ValueError, match="takes rows as they are"):
-        RunConfig(task="file", data=UserFiles(path=Path("rows.npz"), target="kind", standardize=True), model="torch.nn:Identity")
+        resolve(RunConfig(task="file", data=UserFiles(path=Path("rows.npz"), target="kind", standardize=True), model="torch.nn:Identity"))
 
 
 def test_options_of_the_method_default_to_what_suits_the_rows(capsys):

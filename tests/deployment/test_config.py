@@ -13,6 +13,7 @@ from fedsieve.core.aggregation import Aggregator, ClientWeighting
 from fedsieve.core.optimizers import StepRule
 from fedsieve.deployment.config import DEPLOYMENT_KEYS, LIMIT_KEYS, OTHER_KEYS, deployment_config
 from fedsieve.experiments.config import RunConfig
+from fedsieve.experiments.resolve import resolve
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.objectives.module import Module
 
@@ -80,7 +81,7 @@ def test_every_key_is_documented():
 
 
 def test_a_deployment_has_the_fingerprint_of_a_simulated_run():
-    run = RunConfig(task="lr", algorithm_name="flops-pa", density=0.1)
+    run = resolve(RunConfig(task="lr", algorithm_name="flops-pa", density=0.1))
     assert deployment_config({"clients": 3, "algorithm.name": "flops-pa", "density": 0.1}, run.objective).fingerprint == run.fingerprint
 
 

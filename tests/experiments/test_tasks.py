@@ -8,6 +8,7 @@ from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.core.schedules import DensitySchedule
 from fedsieve.data.builtin import BuiltinFiles, Source
 from fedsieve.experiments.config import EvaluationSplit, FederationConfig, RunConfig
+from fedsieve.experiments.resolve import resolve
 from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation, validation_split
 from fedsieve.experiments.tasks import TASKS, default_options
@@ -18,7 +19,7 @@ from fedsieve.experiments.tasks import TASKS, default_options
     [("rcv1", 1_606_024, 8_030), ("mnist", 7_840, 392), ("mnist-cnn", 44_426, 2_221), ("emnist", 48_608, 2_430), ("digits", 640, 64)],
 )
 def test_models_have_the_papers_sizes(task, size, kept):
-    run = RunConfig(task=task)
+    run = resolve(RunConfig(task=task))
     assert run.objective.layout.size == size
     assert sum(count for _, count in run.algorithm.final_budget(run.objective.layout)) == kept
 
@@ -27,8 +28,10 @@ def test_models_have_the_papers_sizes(task, size, kept):
 def test_every_real_task_trains_on_a_stand_in(task):
     federation = FederationConfig(clients=6, participation=0.4)
     algorithm = algorithm_class("flops-pa")(**(default_options(TASKS[task], algorithm_class("flops-pa"), None) | {"local_steps": 2}))
-    run = RunConfig(
-        task=task, rounds=2, data=BuiltinFiles(source=Source.SYNTHETIC, num_examples=200), federation=federation, algorithm=algorithm
+    run = resolve(
+        RunConfig(
+            task=task, rounds=2, data=BuiltinFiles(source=Source.SYNTHETIC, num_examples=200), federation=federation, algorithm=algorithm
+        )
     )
     *_, last = run_rounds(run, Simulation(run))
     assert int((last.parameters != 0).sum()) == sum(count for _, count in run.algorithm.final_budget(run.objective.layout))
@@ -44,8 +47,8 @@ def test_networks_get_budgets_and_a_schedule_with_every_method(method):
 
 
 def test_validation_rows_are_a_tenth_of_each_clients_own():
-    run = RunConfig(task="digits", evaluate_on=EvaluationSplit.VALIDATION)
-    whole, cut = Simulation(RunConfig(task="digits")).dataset, Simulation(run).dataset
+    run = resolve(RunConfig(task="digits", evaluate_on=EvaluationSplit.VALIDATION))
+    whole, cut = Simulation(resolve(RunConfig(task="digits"))).dataset, Simulation(run).dataset
     assert np.array_equal(cut.counts, whole.counts - whole.counts // 10)
     assert len(cut.test_y) == (whole.counts // 10).sum()
     assert len(cut.y) + len(cut.test_y) == len(whole.y)
@@ -57,7 +60,7 @@ def test_validation_rows_are_a_tenth_of_each_clients_own():
     ("task", "method", "least"), [("lr", "flops", 0.94), ("lr", "flops-pa", 0.94), ("lg", "flops", 0.915), ("lg", "flops-pa", 0.90)]
 )
 def test_defaults_reach_what_is_promised_on_a_fresh_seed(task, method, least):
-    run = RunConfig(task=task, algorithm_name=method, seed=7)
+    run = resolve(RunConfig(task=task, algorithm_name=method, seed=7))
     *_, last = run_rounds(run, Simulation(run))
     assert last.metrics[run.metric] >= least
     assert last.metrics["tdr"] >= 0.98

@@ -21,6 +21,7 @@ from fedsieve.data import synthetic
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments import runner as folders
 from fedsieve.experiments.config import Engine, FederationConfig, RunConfig
+from fedsieve.experiments.resolve import resolve
 from fedsieve.experiments.simulation import Simulation
 from fedsieve.storage import run_directory
 from fedsieve.storage.run_log import CheckpointInterval
@@ -34,7 +35,9 @@ KILLED, REFUSED = "killed", "refused"
 
 def run_of(engine, rounds):
     place = FederationConfig(clients=8, participation=0.5)
-    return RunConfig(engine=engine, rounds=rounds, density=0.1, seed=1, data=DATA, federation=place, algorithm=Sieve(local_steps=3))
+    return resolve(
+        RunConfig(engine=engine, rounds=rounds, density=0.1, seed=1, data=DATA, federation=place, algorithm=Sieve(local_steps=3))
+    )
 
 
 def live(run, folder):

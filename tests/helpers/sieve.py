@@ -6,6 +6,7 @@ from fedsieve.algorithms.sieve import Sieve
 from fedsieve.core.random import client_sampler, server_sampler
 from fedsieve.core.types import Batch, Clock
 from fedsieve.experiments.config import FederationConfig, RunConfig
+from fedsieve.experiments.resolve import resolve
 from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
 from fedsieve.objectives.linear import Linear, Loss
@@ -38,5 +39,7 @@ def stepped(client, clock=SEARCH, steps=4, sieve=SIEVE):
 def trained(task, density, data, sieve, rounds=10):
     """The rounds of a short run."""
     place = FederationConfig(clients=10, participation=0.4)
-    run = RunConfig(task=task, algorithm_name="sieve", density=density, rounds=rounds, data=data, federation=place, algorithm=sieve)
+    run = resolve(
+        RunConfig(task=task, algorithm_name="sieve", density=density, rounds=rounds, data=data, federation=place, algorithm=sieve)
+    )
     return list(run_rounds(run, Simulation(run)))

@@ -11,6 +11,7 @@ from fedsieve.core.aggregation import Aggregator
 from fedsieve.core.reply_validation import validate_replies
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import Engine, FederationConfig, Precision, RunConfig
+from fedsieve.experiments.resolve import resolve
 from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
 from fedsieve.runtime.evaluation import DivergedError, RunState
@@ -23,17 +24,19 @@ DATA = Synthetic(num_examples=300, num_features=40, true_density=0.1)
 
 def run_of(method="fed-avg", failures=None, engine=Engine.BATCHED, rounds=4, **federation):
     parts = {"clients": 12, "participation": 0.5, **federation}
-    return RunConfig(
-        algorithm_name=method,
-        density=0.1,
-        rounds=rounds,
-        seed=11,
-        engine=engine,
-        precision=Precision.DOUBLE,
-        data=DATA,
-        federation=FederationConfig(**parts),
-        failures=failures or Failures(),
-        algorithm=algorithm_class(method)(local_steps=5, batch_size=8),
+    return resolve(
+        RunConfig(
+            algorithm_name=method,
+            density=0.1,
+            rounds=rounds,
+            seed=11,
+            engine=engine,
+            precision=Precision.DOUBLE,
+            data=DATA,
+            federation=FederationConfig(**parts),
+            failures=failures or Failures(),
+            algorithm=algorithm_class(method)(local_steps=5, batch_size=8),
+        )
     )
 
 
@@ -244,20 +247,22 @@ def test_federations_that_defend_nothing_are_refused(fields, says):
 
     fields = {**fields, **({"client_weighting": ClientWeighting(fields["client_weighting"])} if "client_weighting" in fields else {})}
     with pytest.raises(ValueError, match=says):
-        RunConfig(federation=FederationConfig(**fields))
+        resolve(RunConfig(federation=FederationConfig(**fields)))
 
 
 def test_a_robust_mean_gives_each_client_one_say_unless_told_otherwise():
     from fedsieve.core.aggregation import ClientWeighting
 
-    assert RunConfig(federation=FederationConfig(aggregator=Aggregator.MEDIAN)).federation.client_weighting is ClientWeighting.UNIFORM
     assert (
-        RunConfig(
-            federation=FederationConfig(aggregator=Aggregator.MEDIAN, client_weighting=ClientWeighting.SQRT)
+        resolve(RunConfig(federation=FederationConfig(aggregator=Aggregator.MEDIAN))).federation.client_weighting is ClientWeighting.UNIFORM
+    )
+    assert (
+        resolve(
+            RunConfig(federation=FederationConfig(aggregator=Aggregator.MEDIAN, client_weighting=ClientWeighting.SQRT))
         ).federation.client_weighting
         is ClientWeighting.SQRT
     )
-    assert RunConfig().federation.client_weighting is ClientWeighting.SQRT
+    assert resolve(RunConfig()).federation.client_weighting is ClientWeighting.SQRT
 
 
 def test_a_bound_on_examples_that_nobody_meets_is_said():

@@ -7,6 +7,7 @@ from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.core.aggregation import ClientWeighting
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import Engine, FederationConfig, Precision, RunConfig
+from fedsieve.experiments.resolve import resolve
 from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
 
@@ -15,17 +16,19 @@ DATA = Synthetic(num_examples=300, num_features=40, num_classes=4, true_density=
 
 
 def outcome(engine, task, method, weights=ClientWeighting.EXAMPLES, precision=Precision.DOUBLE, data=DATA, rounds=4, **fields):
-    run = RunConfig(
-        task=task,
-        algorithm_name=method,
-        density=0.1,
-        rounds=rounds,
-        seed=11,
-        engine=engine,
-        precision=precision,
-        data=data,
-        federation=FederationConfig(clients=12, participation=0.5, client_weighting=weights),
-        algorithm=algorithm_class(method)(**{"local_steps": 5, "batch_size": 8, **fields}),
+    run = resolve(
+        RunConfig(
+            task=task,
+            algorithm_name=method,
+            density=0.1,
+            rounds=rounds,
+            seed=11,
+            engine=engine,
+            precision=precision,
+            data=data,
+            federation=FederationConfig(clients=12, participation=0.5, client_weighting=weights),
+            algorithm=algorithm_class(method)(**{"local_steps": 5, "batch_size": 8, **fields}),
+        )
     )
     steps = list(run_rounds(run, Simulation(run)))
     traffic = [(s.metrics["bytes_up"], s.metrics["bytes_down"], s.metrics["bytes_up_payload"]) for s in steps]
@@ -103,13 +106,15 @@ def test_in_single_precision_engines_differ_by_rounding_only():
 @pytest.mark.parametrize("method", ALGORITHMS)
 def test_replies_are_made_of_what_the_method_says(method):
     """Any other packet is rejected, so a wrong list would reject every client."""
-    run = RunConfig(
-        algorithm_name=method,
-        rounds=1,
-        engine=Engine.LOOP,
-        data=DATA,
-        density=0.1,
-        federation=FederationConfig(clients=6, participation=0.5),
+    run = resolve(
+        RunConfig(
+            algorithm_name=method,
+            rounds=1,
+            engine=Engine.LOOP,
+            data=DATA,
+            density=0.1,
+            federation=FederationConfig(clients=6, participation=0.5),
+        )
     )
     (step,) = run_rounds(run, Simulation(run))
     assert step.result.rejected == [] and len(step.result.replied) == 3

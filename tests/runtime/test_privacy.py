@@ -12,6 +12,7 @@ from fedsieve.core.private_mean import GaussianMechanism, private_mean, standard
 from fedsieve.core.random import server_sampler
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import Engine, FederationConfig, Precision, RunConfig
+from fedsieve.experiments.resolve import resolve
 from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
 from fedsieve.runtime.failures import Attack, Failures
@@ -109,7 +110,7 @@ def run_of(method="fed-avg", engine=Engine.BATCHED, privacy=Privacy(noise_multip
     federation = fields.pop("federation", FederationConfig(clients=12, participation=0.5))
     algorithm = algorithm_class(method)(local_steps=5, batch_size=8)
     common = {"density": 0.1, "rounds": 3, "seed": 11, "precision": Precision.DOUBLE, "data": DATA, "algorithm": algorithm}
-    return RunConfig(algorithm_name=method, engine=engine, federation=federation, privacy=privacy, **{**common, **fields})
+    return resolve(RunConfig(algorithm_name=method, engine=engine, federation=federation, privacy=privacy, **{**common, **fields}))
 
 
 @pytest.mark.parametrize("method", ALGORITHMS)
@@ -150,8 +151,8 @@ def test_a_resumed_private_run_goes_on_to_the_same_bits_and_the_same_epsilon():
 
 
 def test_privacy_is_off_by_default_and_delta_follows_the_number_of_clients():
-    assert RunConfig().algorithm.privacy is None
-    assert RunConfig().privacy.delta is None
+    assert resolve(RunConfig()).algorithm.privacy is None
+    assert resolve(RunConfig()).privacy.delta is None
     assert run_of().privacy.delta == pytest.approx(0.1 / 12)
     assert run_of().federation.client_weighting is ClientWeighting.UNIFORM
 
@@ -183,7 +184,7 @@ def test_settings_that_protect_nobody_are_refused(fields, says):
 )
 def test_what_would_void_the_guarantee_is_refused(federation, says):
     with pytest.raises(ValueError, match=says):
-        RunConfig(algorithm_name="fed-avg", federation=FederationConfig(**federation), privacy=Privacy(noise_multiplier=1.0))
+        resolve(RunConfig(algorithm_name="fed-avg", federation=FederationConfig(**federation), privacy=Privacy(noise_multiplier=1.0)))
 
 
 def test_a_clip_for_gates_is_refused_where_there_are_none():
@@ -202,5 +203,5 @@ def test_a_private_run_is_restored_from_its_settings():
     from fedsieve.experiments.config_io import from_settings_dict
 
     run = run_of()
-    assert from_settings_dict(run.settings_dict).settings_dict == run.settings_dict
-    assert replace(run, seed=3).algorithm.privacy == run.algorithm.privacy
+    assert resolve(from_settings_dict(run.settings_dict)).settings_dict == run.settings_dict
+    assert resolve(replace(run.config, seed=3)).algorithm.privacy == run.algorithm.privacy

@@ -5,6 +5,7 @@ import torch
 from fedsieve.algorithms import ALGORITHMS
 from fedsieve.core.types import ExchangeResult, Traffic
 from fedsieve.experiments.config import RunConfig
+from fedsieve.experiments.resolve import resolve
 from fedsieve.objectives.linear import Linear
 from fedsieve.objectives.losses import Loss
 from fedsieve.runtime.client_data import ClientData, shuffle_into_batches
@@ -65,7 +66,7 @@ def test_a_stack_of_clients_gets_the_hands_of_each():
 @pytest.mark.usefixtures("few_test_rows")
 @pytest.mark.parametrize("method", ALGORITHMS)
 def test_a_round_in_which_nobody_answers_changes_nothing(method):
-    run = RunConfig(algorithm_name=method, rounds=2)
+    run = resolve(RunConfig(algorithm_name=method, rounds=2))
     server = initial_server(run.algorithm, run.objective, 0, torch.float32)
     rounds = list(
         train(run.algorithm, server, Population(100, range(100)), 0.05, lambda *_: ExchangeResult([], [], Traffic(), Traffic()), 2, 0)

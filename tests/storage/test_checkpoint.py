@@ -14,6 +14,7 @@ from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.core.optimizers import Optimizer
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import Engine, FederationConfig, RunConfig
+from fedsieve.experiments.resolve import resolve
 from fedsieve.experiments.runner import initial_state, run_rounds
 from fedsieve.experiments.simulation import Simulation
 from fedsieve.runtime.evaluation import RunState
@@ -49,7 +50,7 @@ def small(method="sieve", **fields):
         "federation": FederationConfig(clients=8, participation=0.5),
     }
     algorithm = algorithm_class(method)(local_steps=3, batch_size=8, server_optimizer=Optimizer.ADAM, server_learning_rate=0.1)
-    return RunConfig(algorithm_name=method, algorithm=algorithm, **(options | fields))
+    return resolve(RunConfig(algorithm_name=method, algorithm=algorithm, **(options | fields)))
 
 
 @pytest.mark.usefixtures("few_test_rows")

@@ -8,14 +8,15 @@ from rich.console import Console
 from rich.table import Table
 
 from fedsieve.core.budgets import num_kept
-from fedsieve.experiments.config import ByteCounting, RunConfig
+from fedsieve.experiments.config import ByteCounting
+from fedsieve.experiments.resolve import ResolvedRun
 from fedsieve.formatting import format_bytes, format_number, format_seconds
 from fedsieve.storage import run_directory
 
 BYTE_COUNTING_NOTES = {ByteCounting.EXACT: "", ByteCounting.SAMPLED: " (estimated from one reply an exchange)"}
 
 
-def show_result(run: RunConfig, result: dict[str, Any], folder: Path, *, quiet: bool, json: bool) -> None:
+def show_result(run: ResolvedRun, result: dict[str, Any], folder: Path, *, quiet: bool, json: bool) -> None:
     """The table a newcomer reads, or all of it as JSON."""
     page = folder / run_directory.REPORT
     result["report"] = str(page) if page.exists() else None

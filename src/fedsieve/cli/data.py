@@ -143,12 +143,13 @@ def show(
         the picture (default: TASK-clients.png)
     """
     from fedsieve.experiments.config import FederationConfig, RunConfig
+    from fedsieve.experiments.resolve import resolve
     from fedsieve.experiments.simulation import Simulation
     from fedsieve.experiments.tasks import TASKS
 
     options = TASKS[task].data_options
     data = options(path=path) if path is not None and task not in GENERATED_TASKS else options()
-    run = RunConfig(task=task, seed=seed, data=data, federation=FederationConfig(clients=clients, alpha=alpha))
+    run = resolve(RunConfig(task=task, seed=seed, data=data, federation=FederationConfig(clients=clients, alpha=alpha)))
     drawn = Simulation(run).dataset
     counts = label_counts(drawn.y, drawn.counts)
     table = Table(title=f"{task}: {len(drawn.y)} rows on {len(drawn.counts)} clients ({run.federation.partition})", title_justify="left")

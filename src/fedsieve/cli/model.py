@@ -95,10 +95,10 @@ def test_predictions(folder: Path, model: SparseModel) -> "tuple[Examples, np.nd
     """Some test rows of a run, and what its own objective says of them."""
     import torch
 
-    from fedsieve.experiments.config_io import load_config
+    from fedsieve.experiments.config_io import load_run
     from fedsieve.experiments.simulation import Simulation
 
-    run = load_config(folder)
+    run = load_run(folder)
     x = Simulation(run).dataset.test_x[:NUM_CHECKED_EXAMPLES].astype(np.float32)
     rows = torch.from_numpy(x) if isinstance(x, np.ndarray) else x
     return x, run.objective.predict(torch.from_numpy(model.to_dense()), rows).numpy()

@@ -18,6 +18,7 @@ from fedsieve.data.user_files import UserFiles
 from fedsieve.experiments import compare as comparison
 from fedsieve.experiments import runner as folders
 from fedsieve.experiments.config import SECTIONS, FederationConfig, RunConfig
+from fedsieve.experiments.resolve import resolve
 from fedsieve.experiments.simulation import Simulation
 from fedsieve.experiments.tasks import TASKS, Task, default_options, file_task
 from fedsieve.experiments.trackers import Tracker, check_installed
@@ -127,7 +128,7 @@ def train_command(arguments: EarlyArguments) -> Callable[..., int]:
         json
             the result as one JSON object on the last line
         """
-        run = RunConfig(**run_settings(about, options), algorithm=cls(**to_kwargs(options.algorithm)))
+        run = resolve(RunConfig(**run_settings(about, options), algorithm=cls(**to_kwargs(options.algorithm))))
         pace = CheckpointInterval(**to_kwargs(checkpoint))
         check_installed(tracker)
         if resume is not None:
@@ -222,7 +223,8 @@ def compare_command(arguments: EarlyArguments) -> Callable[..., int]:
                 raise ValueError(f"--algorithm.{option.replace('_', '-')} has no effect on {' or '.join(names)}; leave it out")
         chosen = {name: default_algorithm(about, name, arguments.model, shared) for name in names}
         runs = [
-            [RunConfig(**common, algorithm_name=name, seed=s, algorithm=algorithm) for name, algorithm in chosen.items()] for s in numbers
+            [resolve(RunConfig(**common, algorithm_name=name, seed=s, algorithm=algorithm)) for name, algorithm in chosen.items()]
+            for s in numbers
         ]
         folder = out or Path("runs") / comparison.comparison_id(runs)
         if not comparison.is_resumable(folder, runs):

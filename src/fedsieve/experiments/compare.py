@@ -16,7 +16,7 @@ from fedsieve.formatting import format_bytes, format_number
 from fedsieve.storage import run_directory
 
 if TYPE_CHECKING:
-    from fedsieve.experiments.config import RunConfig
+    from fedsieve.experiments.resolve import ResolvedRun
 
 Row = dict[str, Any]
 
@@ -38,18 +38,18 @@ def parse_algorithms_and_seeds(algorithms: str, seeds: str) -> tuple[list[str], 
     return names, numbers
 
 
-def comparison_id(runs: "Sequence[Sequence[RunConfig]]") -> str:
+def comparison_id(runs: "Sequence[Sequence[ResolvedRun]]") -> str:
     """A folder name that follows from the settings."""
     text = json.dumps([run.settings_dict for row in runs for run in row], sort_keys=True)
     return f"compare-{runs[0][0].task}-{blake2b(text.encode(), digest_size=4).hexdigest()}"
 
 
-def run_name(run: "RunConfig") -> str:
+def run_name(run: "ResolvedRun") -> str:
     """The folder of a run within its comparison."""
     return f"{run.algorithm_name}-seed{run.seed}"
 
 
-def is_resumable(folder: Path, runs: "Sequence[Sequence[RunConfig]]") -> bool:
+def is_resumable(folder: Path, runs: "Sequence[Sequence[ResolvedRun]]") -> bool:
     """Whether a folder holds a comparison without a result, which then goes on; refused if some of its runs are not of this one."""
     held = {path.parent.name for path in folder.glob(f"*/{run_directory.CONFIG}")}
     if not held or (folder / run_directory.RESULT).exists():

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from fedsieve.algorithms import algorithm_class
 from fedsieve.experiments.config import FederationConfig, RunConfig
+from fedsieve.experiments.resolve import ResolvedRun, resolve
 from fedsieve.experiments.tasks import TASKS
 from fedsieve.runtime.failures import Failures
 from fedsieve.runtime.privacy import Privacy
@@ -17,11 +18,11 @@ from fedsieve.storage import run_directory
 Settings = TypeVar("Settings")
 
 
-def load_config(folder: Path) -> RunConfig:
+def load_run(folder: Path) -> ResolvedRun:
     """The run whose folder this is."""
     path = folder / run_directory.CONFIG
     try:
-        return from_settings_dict(tomllib.loads(path.read_text()))
+        return resolve(from_settings_dict(tomllib.loads(path.read_text())))
     except OSError as problem:
         raise run_directory.RunDirectoryError(f"{folder} holds no run: {path.name} cannot be read ({problem.strerror})") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError) as problem:

@@ -10,7 +10,7 @@ import torch
 import fedsieve
 from fedsieve.core.types import Clock, Layout
 from fedsieve.data.federated_dataset import label_counts
-from fedsieve.experiments.config import RunConfig
+from fedsieve.experiments.resolve import ResolvedRun
 from fedsieve.experiments.simulation import Simulation
 from fedsieve.objectives.linear import Loss
 from fedsieve.runtime.rounds import cohort_size
@@ -19,7 +19,7 @@ MAX_LISTED_CLIENTS = 1000
 """Clients described one by one."""
 
 
-def describe_run(run: RunConfig, simulation: Simulation) -> dict[str, Any]:
+def describe_run(run: ResolvedRun, simulation: Simulation) -> dict[str, Any]:
     """Plain values, ready for JSON."""
     truth = simulation.truth
     return {
@@ -37,7 +37,7 @@ def describe_run(run: RunConfig, simulation: Simulation) -> dict[str, Any]:
     }
 
 
-def dense_bytes_per_round(run: RunConfig, simulation: Simulation) -> int:
+def dense_bytes_per_round(run: ResolvedRun, simulation: Simulation) -> int:
     """What a round would send without sparsity: every weight in four bytes, both ways, in every exchange."""
     participation = 1.0 if run.centralized else run.federation.participation
     return (
@@ -55,7 +55,7 @@ def layout_info(layout: Layout) -> dict[str, Any]:
     return {"size": layout.size, "num_ungated": layout.num_ungated, "layers": layers}
 
 
-def client_info(run: RunConfig, simulation: Simulation) -> dict[str, Any]:
+def client_info(run: ResolvedRun, simulation: Simulation) -> dict[str, Any]:
     """How many there are; for up to a thousand, the rows of each and how many of them carry each label."""
     counts = simulation.examples_per_client
     found: dict[str, Any] = {"count": len(counts)}
@@ -65,7 +65,7 @@ def client_info(run: RunConfig, simulation: Simulation) -> dict[str, Any]:
     return {**found, "num_examples": counts.tolist(), "labels": None if labels is None else labels.astype(np.int64).tolist()}
 
 
-def environment_info(run: RunConfig) -> dict[str, str | int]:
+def environment_info(run: ResolvedRun) -> dict[str, str | int]:
     """What a result may depend on besides its settings."""
     return {
         "fedsieve": fedsieve.__version__,

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedsieve.core.random import derive_key
 from fedsieve.data import user_files
-from fedsieve.experiments.config import RunConfig
-from fedsieve.experiments.config_io import load_config
+from fedsieve.experiments.config_io import load_run
+from fedsieve.experiments.resolve import ResolvedRun
 from fedsieve.experiments.run_info import dense_bytes_per_round, describe_run
 from fedsieve.experiments.simulation import Simulation
 from fedsieve.experiments.trackers import Tracker, open_tracker
@@ -33,7 +33,7 @@ MUST_MATCH = ("metric", "layout", "truth", "clients")
 """Entries of run_info.json that must not change when a run resumes: they describe the data and the model."""
 
 
-def initial_state(run: RunConfig, simulation: Simulation) -> RunState:
+def initial_state(run: ResolvedRun, simulation: Simulation) -> RunState:
     """Return the state before the first round, drawn from the seed or from `run.init_weights`."""
     weights = None
     if run.init_weights is not None:
@@ -42,7 +42,7 @@ def initial_state(run: RunConfig, simulation: Simulation) -> RunState:
     return RunState(initial_server(run.algorithm, run.objective, run.seed, run.dtype, run.device, weights))
 
 
-def run_rounds(run: RunConfig, simulation: Simulation | None = None, state: RunState | None = None) -> Iterator[MeasuredRound]:
+def run_rounds(run: ResolvedRun, simulation: Simulation | None = None, state: RunState | None = None) -> Iterator[MeasuredRound]:
     """Train from `state` to the last round and yield every round with its measurements."""
     torch.set_num_threads(run.threads)
     simulation = simulation or Simulation(run)
@@ -97,7 +97,7 @@ def count_standardization(rounds: Iterator[RoundResult], simulation: Simulation)
         yield result
 
 
-def iterate_epsilon(run: RunConfig, simulation: Simulation, first_round: int) -> Iterator[float] | None:
+def iterate_epsilon(run: ResolvedRun, simulation: Simulation, first_round: int) -> Iterator[float] | None:
     """Return the privacy loss after each round, or None for a run without differential privacy."""
     if not run.privacy.noise_multiplier:
         return None
@@ -108,7 +108,7 @@ def iterate_epsilon(run: RunConfig, simulation: Simulation, first_round: int) ->
     )
 
 
-def used_features(run: RunConfig, parameters: Tensor) -> list[str] | None:
+def used_features(run: ResolvedRun, parameters: Tensor) -> list[str] | None:
     """Return the features a linear model uses, strongest first; None unless the data is a user's file or gates are shared by feature."""
     objective = run.objective
     if not isinstance(objective, Linear) or not (objective.group_by_feature or run.task == "file"):
@@ -119,7 +119,7 @@ def used_features(run: RunConfig, parameters: Tensor) -> list[str] | None:
     return [names[j] if names else str(j) for j in order]
 
 
-def summarize(run: RunConfig, simulation: Simulation, rows: list[dict[str, Any]], parameters: Tensor) -> dict[str, Any]:
+def summarize(run: ResolvedRun, simulation: Simulation, rows: list[dict[str, Any]], parameters: Tensor) -> dict[str, Any]:
     """Return the result of a run by the names of `--json`."""
     last = rows[-1]
     return {
@@ -144,7 +144,7 @@ def summarize(run: RunConfig, simulation: Simulation, rows: list[dict[str, Any]]
 
 
 def start_run(
-    run: RunConfig,
+    run: ResolvedRun,
     simulation: Simulation,
     folder: Path,
     checkpoint_interval: CheckpointInterval | None = None,
@@ -172,9 +172,9 @@ def start_run(
         )
 
 
-def finished_result(run: RunConfig, folder: Path) -> dict[str, Any] | None:
+def finished_result(run: ResolvedRun, folder: Path) -> dict[str, Any] | None:
     """The result of a run that came to its end; None where rounds are missing. Refused where its settings are not those of the folder."""
-    before = load_config(folder)
+    before = load_run(folder)
     checkpoint.check_settings(before.settings_dict, run.settings_dict)
     if run.rounds < before.rounds:
         raise ValueError(f"rounds can only be raised: the run in {folder} has {before.rounds}; got --rounds {run.rounds}")
@@ -183,7 +183,7 @@ def finished_result(run: RunConfig, folder: Path) -> dict[str, Any] | None:
 
 
 def resume_run(
-    run: RunConfig, folder: Path, checkpoint_interval: CheckpointInterval | None = None, *, quiet: bool, tracker: Tracker | None = None
+    run: ResolvedRun, folder: Path, checkpoint_interval: CheckpointInterval | None = None, *, quiet: bool, tracker: Tracker | None = None
 ) -> dict[str, Any]:
     """Go on with a run from its newest whole checkpoint; with more rounds than it had, its schedules follow the new number from here."""
     with run_directory.lock(folder):
@@ -193,14 +193,14 @@ def resume_run(
         for text in damaged:
             print(f"note: passed over checkpoint {text}; an older one is used", file=sys.stderr)
         about = describe_run(run, simulation)
-        if not check_same_data(folder, about) or run.rounds > load_config(folder).rounds:
+        if not check_same_data(folder, about) or run.rounds > load_run(folder).rounds:
             write_settings(folder, run, about)
         if not quiet:
             print(f"{folder}: {done.state.num_rounds_done} of {run.rounds} rounds are done, going on", file=sys.stderr)
         return continue_run(run, simulation, folder, done, checkpoint_interval or CheckpointInterval(), quiet=quiet, tracker=tracker)
 
 
-def start_or_resume(run: RunConfig, simulation: Simulation, folder: Path, *, quiet: bool, tracker: Tracker | None = None) -> None:
+def start_or_resume(run: ResolvedRun, simulation: Simulation, folder: Path, *, quiet: bool, tracker: Tracker | None = None) -> None:
     """Begin a run, go on with what its folder holds, or leave it as it is where it is finished."""
     if not (folder / run_directory.CONFIG).exists():
         folder.mkdir(exist_ok=True)
@@ -210,7 +210,7 @@ def start_or_resume(run: RunConfig, simulation: Simulation, folder: Path, *, qui
 
 
 def continue_run(
-    run: RunConfig,
+    run: ResolvedRun,
     simulation: Simulation,
     folder: Path,
     history: RunHistory,
@@ -238,7 +238,7 @@ def continue_run(
     return result
 
 
-def write_settings(folder: Path, run: RunConfig, run_info: dict[str, Any]) -> None:
+def write_settings(folder: Path, run: ResolvedRun, run_info: dict[str, Any]) -> None:
     """What reproduces and what explains the run; a result of fewer rounds is no longer its result."""
     with run_directory.report_write_errors(folder):
         (folder / run_directory.RESULT).unlink(missing_ok=True)

@@ -15,7 +15,8 @@ from fedsieve.core.types import Traffic
 from fedsieve.data import standardization, user_files
 from fedsieve.data.federated_dataset import FederatedDataset, PartitionSpec
 from fedsieve.data.standardization import Standardizer
-from fedsieve.experiments.config import ByteCounting, EvaluationSplit, RunConfig
+from fedsieve.experiments.config import ByteCounting, EvaluationSplit
+from fedsieve.experiments.resolve import ResolvedRun
 from fedsieve.models.build import build_model
 from fedsieve.models.initial_weights import load_initial_weights
 from fedsieve.models.sparse_model import SparseModel
@@ -31,7 +32,7 @@ from fedsieve.runtime.rounds import Population
 class Simulation:
     """A run's data on tensors, drawn once."""
 
-    def __init__(self, run: RunConfig) -> None:
+    def __init__(self, run: ResolvedRun) -> None:
         self.run = run
         spread = PartitionSpec(run.federation.clients, run.federation.partition, run.federation.alpha)
         self.dataset: FederatedDataset = run.task_spec.load(run.data, spread, run.seed, run.federation.server_examples)
@@ -62,7 +63,7 @@ class Simulation:
             if outputs.shape[-1] <= int(y.max()):
                 raise ValueError(f"--model {self.run.model} has {outputs.shape[-1]} outputs; there are {int(y.max()) + 1} classes")
 
-    def with_config(self, run: RunConfig) -> "Simulation":
+    def with_config(self, run: ResolvedRun) -> "Simulation":
         """The same rows under another method."""
         other = Simulation.__new__(Simulation)
         other.run, other.dataset = run, self.dataset

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedsieve.data.partition import Partition
 from fedsieve.experiments.config import ByteCounting, FederationConfig, RunConfig
+from fedsieve.experiments.resolve import resolve
 from fedsieve.studies import paper, results, tuning
 from fedsieve.studies.results import DENSE_ALGORITHMS, REFERENCE_ALGORITHM, Row
 from fedsieve.studies.runner import Condition, Study
@@ -84,10 +85,11 @@ def task_algorithm_pairs(scale: Scale) -> list[tuple[str, str]]:
 def base_run(scale: Scale, task: str, algorithm_name: str) -> RunConfig:
     """Return a run of an algorithm with its defaults on a task."""
     if task in paper.SYNTHETIC_TASKS:
-        return paper.synthetic_run_factory(scale, task, algorithm_name)(0)
+        return resolve(paper.synthetic_run_factory(scale, task, algorithm_name)(0)).config
     federation = FederationConfig(participation=EMNIST_PARTICIPATION) if task == "emnist" else FederationConfig()
     rounds = None if task == FAST_REAL_TASK else scale.real_rounds
-    return RunConfig(task=task, algorithm_name=algorithm_name, rounds=rounds, byte_counting=ByteCounting.SAMPLED, federation=federation)
+    config = RunConfig(task=task, algorithm_name=algorithm_name, rounds=rounds, byte_counting=ByteCounting.SAMPLED, federation=federation)
+    return resolve(config).config
 
 
 def tuning_study(scale: Scale) -> Study:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from fedsieve import __version__
 from fedsieve.experiments.config import RunConfig
+from fedsieve.experiments.resolve import ResolvedRun, resolve
 from fedsieve.experiments.runner import run_rounds, summarize
 from fedsieve.experiments.simulation import Simulation
 from fedsieve.formatting import ProgressBar
@@ -62,12 +63,12 @@ class Job(NamedTuple):
     trace: bool
 
 
-def run_key(run: RunConfig) -> str:
+def run_key(run: ResolvedRun) -> str:
     """Return a hash of all settings that determine the result."""
     return blake2b(json.dumps(run.settings_dict, sort_keys=True).encode(), digest_size=12).hexdigest()
 
 
-def data_key(run: RunConfig) -> str:
+def data_key(run: ResolvedRun) -> str:
     """Return a key that is equal for runs with the same examples on the same clients."""
     federation = run.federation
     parts = {**asdict(run.data), "task": run.task, "seed": run.seed, "evaluate_on": run.evaluate_on, "server": federation.server_examples}
@@ -80,8 +81,8 @@ def list_jobs(study: Study) -> list[Job]:
     jobs = []
     for condition in study.conditions:
         for seed in condition.seeds:
-            run = condition.config_for_seed(seed)
-            settings = {field.name: getattr(run, field.name) for field in fields(run)}
+            run = resolve(condition.config_for_seed(seed))
+            settings = {field.name: getattr(run.config, field.name) for field in fields(RunConfig)}
             jobs.append(Job(settings, run_key(run), data_key(run), dict(condition.label), condition.trace))
     return jobs
 
@@ -183,7 +184,7 @@ def run_job(job: Job) -> Row:
 
 def _execute(job: Job, row: Row) -> None:
     """Fill in the results of a run; the curves also if it diverges."""
-    run = RunConfig(**job.settings)
+    run = resolve(RunConfig(**job.settings))
     row |= {"run": run.id, "metric": run.metric, "density": run.density, "config": run.settings_dict}
     if job.data_key not in _cached_simulation:
         _cached_simulation.clear()

@@ -12,6 +12,7 @@ import numpy as np
 from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.core.schedules import DensitySchedule
 from fedsieve.experiments.config import EvaluationSplit, RunConfig
+from fedsieve.experiments.resolve import ResolvedRun, resolve
 from fedsieve.storage import run_directory
 from fedsieve.studies import results
 from fedsieve.studies.results import Row
@@ -44,9 +45,9 @@ def candidate_options(algorithm: BaseAlgorithm, num_trials: int, fixed_options: 
     return found[:num_trials]
 
 
-def with_options(run: RunConfig, options: Mapping[str, Any]) -> RunConfig:
+def with_options(config: RunConfig, options: Mapping[str, Any]) -> RunConfig:
     """The same run with other options, judged on a tenth of each client's rows, which it does not train on."""
-    return replace(run, evaluate_on=EvaluationSplit.VALIDATION, algorithm=replace(run.algorithm, **options))
+    return replace(config, evaluate_on=EvaluationSplit.VALIDATION, algorithm=replace(resolve(config).algorithm, **options))
 
 
 def best_options(rows: Sequence[Row], max_bytes: float = np.inf) -> dict[str, Any]:
@@ -64,22 +65,22 @@ def apply_options(algorithm: BaseAlgorithm, options: Mapping[str, Any]) -> BaseA
 
 
 def build_conditions(
-    run: RunConfig, num_trials: int, seeds: Sequence[int], label: Mapping[str, Any], fixed_options: frozenset[str] = frozenset()
+    config: RunConfig, num_trials: int, seeds: Sequence[int], label: Mapping[str, Any], fixed_options: frozenset[str] = frozenset()
 ) -> list[Condition]:
     """One cell a configuration."""
     return [
         Condition(
             label={**label, "options": json.dumps(options)},
-            config_for_seed=lambda seed, options=options: replace(with_options(run, options), seed=seed),
+            config_for_seed=lambda seed, options=options: replace(with_options(config, options), seed=seed),
             seeds=seeds,
         )
-        for options in candidate_options(run.algorithm, num_trials, fixed_options)
+        for options in candidate_options(resolve(config).algorithm, num_trials, fixed_options)
     ]
 
 
 def tune_run(
-    run: RunConfig, num_trials: int, folder: Path, *, fixed_options: frozenset[str] = frozenset(), quiet: bool = False
-) -> RunConfig:
+    run: ResolvedRun, num_trials: int, folder: Path, *, fixed_options: frozenset[str] = frozenset(), quiet: bool = False
+) -> ResolvedRun:
     """The run with the best of `budget` configurations; trials are kept in the folder and never computed twice."""
     if num_trials < 1:
         raise ValueError(f"--tune-trials is a number of configurations and must be at least 1; got {num_trials}")
@@ -89,10 +90,10 @@ def tune_run(
     study = Study(
         name="tuning",
         description="settings on held-out rows",
-        conditions=build_conditions(run, num_trials, [run.seed], {"run": run.id}, fixed_options),
+        conditions=build_conditions(run.config, num_trials, [run.seed], {"run": run.id}, fixed_options),
     )
     rows = compute_study(study, folder, quiet=quiet)
     chosen = best_options(rows)
     tried = [{"options": json.loads(row["label"]["options"]), "value": row["values"].get("value")} for row in rows]
     run_directory.atomic_write(folder / CHOSEN_OPTIONS_FILE, json.dumps({"chosen": chosen, "tried": tried}, indent=1).encode())
-    return replace(run, algorithm=apply_options(run.algorithm, chosen))
+    return resolve(replace(run.config, algorithm=apply_options(run.algorithm, chosen)))

@@ -1,0 +1,246 @@
+"""Resolve the settings of a run: fill in every default that depends on the task or the algorithm, and validate them together."""
+
+import json
+from dataclasses import asdict, dataclass, field, fields, replace
+from enum import StrEnum
+from hashlib import blake2b
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedsieve import wire
+from fedsieve.algorithms import ALGORITHMS, algorithm_class
+from fedsieve.algorithms.base import BaseAlgorithm
+from fedsieve.core.aggregation import Aggregator, ClientWeighting
+from fedsieve.core.budgets import floor_of_decimal
+from fedsieve.core.schedules import DensitySchedule
+from fedsieve.data.partition import Partition
+from fedsieve.experiments.config import SECTIONS, ByteCounting, EvaluationSplit, FederationConfig, Precision, RunConfig
+from fedsieve.experiments.tasks import TASKS, Task, default_options, get_task
+from fedsieve.objectives.linear import Linear
+from fedsieve.objectives.losses import Loss
+from fedsieve.objectives.module import GateGranularity, Module
+from fedsieve.runtime.failures import Failures
+from fedsieve.runtime.privacy import Privacy
+from fedsieve.runtime.rounds import cohort_size
+from fedsieve.runtime.simulate import Engine
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedFederation:
+    """FederationConfig with every default filled in."""
+
+    clients: int
+    participation: float
+    partition: Partition
+    alpha: float
+    client_weighting: ClientWeighting
+    center_features: bool
+    server_examples: int
+    aggregator: Aggregator
+    max_malicious_fraction: float | None
+    max_norm_ratio: float
+    max_claimed_examples: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedRun:
+    """RunConfig with every default filled in; made by `resolve`."""
+
+    task: str
+    algorithm_name: str
+    density: float
+    rounds: int
+    seed: int
+    engine: Engine
+    precision: Precision
+    device: str
+    threads: int
+    byte_counting: ByteCounting
+    evaluate_on: EvaluationSplit
+    gate_granularity: GateGranularity
+    centralized: bool
+    data: Any
+    federation: ResolvedFederation
+    failures: Failures
+    privacy: Privacy
+    model: str | None
+    init_weights: Path | None
+    algorithm: BaseAlgorithm
+    task_spec: Task = field(compare=False, repr=False)
+    objective: Linear | Module = field(compare=False, repr=False)
+
+    @property
+    def config(self) -> RunConfig:
+        """The settings as a RunConfig in which nothing is None that has a default: resolve(run.config) == run."""
+        values = {f.name: getattr(self, f.name) for f in fields(RunConfig)}
+        return RunConfig(**values | {"federation": FederationConfig(**asdict(self.federation))})
+
+    @property
+    def metric(self) -> str:
+        """The name of the metric that is compared."""
+        return self.task_spec.metric
+
+    @property
+    def settings_dict(self) -> dict[str, Any]:
+        """All settings that determine the result, as plain values: the content of config.toml."""
+        top = {f.name: _to_plain(getattr(self, f.name)) for f in fields(RunConfig) if f.name not in (*SECTIONS, "algorithm_name")}
+        sections = {name: _plain_dict(asdict(getattr(self, name))) for name in SECTIONS if name != "algorithm"}
+        options = {f.name: getattr(self.algorithm, f.name) for f in fields(self.algorithm) if f.name in self.algorithm.option_names()}
+        return {**top, **sections, "algorithm": {"name": self.algorithm_name} | _plain_dict(options)}
+
+    @property
+    def id(self) -> str:
+        """A readable name that ends in the hash of the settings."""
+        digest = blake2b(json.dumps(self.settings_dict, sort_keys=True).encode(), digest_size=4).hexdigest()
+        return f"{self.task}-{self.algorithm_name}-{digest}"
+
+    @property
+    def fingerprint(self) -> int:
+        """A hash of model and algorithm; a packet with another fingerprint is rejected."""
+        return wire.compute_fingerprint(self.algorithm_name, self.objective.layout)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the tensors."""
+        return torch.float64 if self.precision is Precision.DOUBLE else torch.float32
+
+
+def resolve(config: RunConfig) -> ResolvedRun:
+    """Return the run of a config with every value final; raise ValueError if its settings contradict each other."""
+    for kind, name, known in (("task", config.task, TASKS), ("algorithm", config.algorithm_name, ALGORITHMS)):
+        if name not in known:
+            raise ValueError(f"unknown {kind} {name!r}; use one of {', '.join(known)}")
+    data = TASKS[config.task].data_options() if config.data is None else config.data
+    task = get_task(config.task, data, config.model)
+    if config.task == "file":
+        data = replace(data, standardize=_resolve_standardize(config, data.standardize))
+    algorithm = config.algorithm
+    if algorithm is None:
+        algorithm_type = algorithm_class(config.algorithm_name)
+        algorithm = algorithm_type(**default_options(task, algorithm_type, config.model))
+    federation = _resolve_federation(config, task, algorithm)
+    config.privacy.validate(federation, algorithm.all_reply_fields, centralized=config.centralized)
+    privacy = config.privacy
+    if privacy.noise_multiplier and privacy.delta is None:
+        privacy = replace(privacy, delta=0.1 / federation.clients)
+    density = task.density if config.density is None else config.density
+    robustness = {} if federation.max_malicious_fraction is None else {"max_malicious_fraction": federation.max_malicious_fraction}
+    algorithm = replace(
+        algorithm,
+        density=density,
+        client_weighting=federation.client_weighting,
+        aggregator=federation.aggregator,
+        privacy=privacy.mechanism(cohort_size(federation.clients, federation.participation)),
+        **robustness,
+    )
+    final = {
+        "data": data,
+        "federation": federation,
+        "privacy": privacy,
+        "density": density,
+        "rounds": algorithm.default_rounds if config.rounds is None else config.rounds,
+        "algorithm": algorithm,
+    }
+    run = ResolvedRun(
+        **{f.name: getattr(config, f.name) for f in fields(config)} | final,
+        task_spec=task,
+        objective=task.make_objective(data, config.gate_granularity),
+    )
+    _validate(run)
+    return run
+
+
+def _resolve_federation(config: RunConfig, task: Task, algorithm: BaseAlgorithm) -> ResolvedFederation:
+    federation, is_private = config.federation, bool(config.privacy.noise_multiplier)
+    clients = task.clients if federation.clients is None else federation.clients
+    participation = federation.participation
+    if participation is None:
+        participation = 1.0 if config.centralized else max(algorithm.default_participation, min(task.min_cohort / clients, 1.0))
+    client_weighting = federation.client_weighting
+    if client_weighting is None:
+        equal = is_private or federation.aggregator is not Aggregator.WEIGHTED
+        client_weighting = ClientWeighting.UNIFORM if equal else task.client_weighting or algorithm.client_weighting
+    max_norm_ratio = federation.max_norm_ratio
+    if max_norm_ratio is None:
+        max_norm_ratio = inf if is_private else algorithm.default_max_norm_ratio
+    final = {
+        "clients": clients,
+        "participation": participation,
+        "partition": task.partition if federation.partition is None else federation.partition,
+        "client_weighting": client_weighting,
+        "max_norm_ratio": max_norm_ratio,
+    }
+    return ResolvedFederation(**asdict(federation) | final)
+
+
+def _resolve_standardize(config: RunConfig, standardize: bool | None) -> bool:
+    """Return whether clients standardize the features of a user's file, so that weights are comparable (decision F11)."""
+    is_module, is_private = config.model is not None and ":" in config.model, bool(config.privacy.noise_multiplier)
+    if standardize and is_module:
+        raise ValueError(f"data.standardize applies to linear models, and --model {config.model} is a module; leave it out")
+    if standardize and is_private:
+        raise ValueError(
+            "data.standardize sends the means of every client without noise, which privacy.noise-multiplier forbids; leave it out"
+        )
+    return not is_module and not is_private if standardize is None else standardize
+
+
+def _validate(run: ResolvedRun) -> None:
+    """Raise ValueError if settings contradict each other."""
+    federation, algorithm = run.federation, run.algorithm
+    if run.centralized and federation.participation != 1:
+        raise ValueError(
+            f"--centralized trains one client, which takes part in every round; leave out federation.participation {federation.participation:g}"
+        )
+    num_examples = run.data.num_examples
+    if num_examples is not None and federation.clients > num_examples and not run.centralized:
+        raise ValueError(
+            f"federation.clients {federation.clients} is more than data.num-examples {num_examples}: some clients would have no example; "
+            f"use at most {num_examples} clients"
+        )
+    if int(federation.participation * federation.clients + 1e-9) < 1 and not run.centralized:
+        raise ValueError(
+            f"federation.participation {federation.participation:g} of {federation.clients} clients picks nobody; "
+            f"use at least {1 / federation.clients:g}"
+        )
+    cohort = cohort_size(federation.clients, federation.participation)
+    num_malicious = floor_of_decimal(algorithm.max_malicious_fraction, cohort)
+    if federation.aggregator is Aggregator.KRUM and cohort < 2 * num_malicious + 3:
+        raise ValueError(
+            f"federation.aggregator krum with federation.max-malicious-fraction {algorithm.max_malicious_fraction:g} needs "
+            f"{2 * num_malicious + 3} replies to tolerate {num_malicious} malicious ones, and a cohort has {cohort}; "
+            f"raise federation.participation or lower federation.max-malicious-fraction"
+        )
+    if federation.partition is Partition.LABEL and run.task_spec.loss in (Loss.SQUARED, Loss.MULTILABEL):
+        raise ValueError(
+            f"federation.partition label needs one class per example, and task {run.task} has none; use quantity, iid or clusters"
+        )
+    algorithm.final_budget(run.objective.layout)
+    initial_density = algorithm.initial_density
+    if initial_density != type(algorithm).initial_density and algorithm.resolved_schedule is DensitySchedule.CONSTANT:
+        raise ValueError(
+            f"algorithm.initial-density {initial_density:g} needs a density schedule, and the messages of this run have one density; "
+            "add --algorithm.density-schedule cubic or leave it out"
+        )
+    if algorithm.needs_smoothness and not isinstance(run.objective, Linear):
+        raise ValueError("algorithm.step-rule capped needs a bound on the curvature, which only linear models have; use polyak or constant")
+    if run.device != "cpu" and not _has_device(run.device):
+        raise ValueError(f"device {run.device} is not available on this machine; use --device cpu")
+
+
+def _to_plain(value: Any) -> Any:
+    return value.value if isinstance(value, StrEnum) else str(value) if isinstance(value, Path) else value
+
+
+def _plain_dict(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: _to_plain(value) for name, value in values.items()}
+
+
+def _has_device(device: str) -> bool:
+    try:
+        return torch.ones(1, device=device).item() == 1
+    except (RuntimeError, AssertionError, NotImplementedError):
+        return False
