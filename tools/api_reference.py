@@ -37,6 +37,8 @@ def format_default(field) -> str:  # noqa: ANN001
     """A default as one would type it."""
     if field.default is MISSING:
         return f"`{field.default_factory.__name__}()`"
+    if inspect.isfunction(field.default):
+        return f"`{field.default.__name__}`"
     return f"`{getattr(field.default, 'value', field.default)!r}`"
 
 
