@@ -14,6 +14,7 @@ from sklearn.utils import Tags, check_random_state, column_or_1d
 from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
+from torch import Tensor
 
 from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.algorithms.base import BaseAlgorithm
@@ -37,7 +38,7 @@ DIRICHLET_ALPHA = 0.5
 PARAMETERS = """density : float, default 0.5
     fraction of the weights that may be non-zero
 algorithm : str or BaseAlgorithm, default "sieve"
-    the algorithm, by name or as an object with your options, such as `Sieve(max_sign_factor=8)`
+    the algorithm, by name or as an object with your options, such as `Sieve(local_steps=20)`
 n_clients : int, default 10
     number of clients among which the examples are divided if `fit` gets no groups; at most one per example
 partition : {"iid", "quantity", "label", "clusters"}, default "iid"
@@ -118,13 +119,13 @@ class SparseFederated(BaseEstimator):
 
     def _dense_coef(self) -> np.ndarray:
         """Return `coef_` as a dense array (outputs, features)."""
-        return np.atleast_2d(self.coef_.toarray() if issparse(self.coef_) else self.coef_)
+        return self.coef_.toarray() if isinstance(self.coef_, csr_matrix) else np.atleast_2d(self.coef_)
 
     def _linear_outputs(self, X: Any) -> np.ndarray:  # noqa: N803
         """Return the outputs of the linear model (examples, outputs)."""
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", reset=False)  # noqa: N806
-        coef = self.coef_ if issparse(self.coef_) else np.atleast_2d(self.coef_)
+        coef = self.coef_ if isinstance(self.coef_, csr_matrix) else np.atleast_2d(self.coef_)
         return safe_sparse_dot(X, coef.T, dense_output=True) + self.intercept_
 
     # Training
@@ -132,43 +133,48 @@ class SparseFederated(BaseEstimator):
     def _train(self, x: Matrix, y: np.ndarray, loss: Loss, num_outputs: int, groups: Any) -> None:
         """Divide the examples among clients, standardize, run the rounds, and store the model in the user's units."""
         self._check_parameters()
-        resumed = self.warm_start and hasattr(self, "coef_")
-        before = self.n_iter_ if resumed else 0
-        seed = derive_key(int(check_random_state(self.random_state).randint(2**31 - 1)), "rounds", before) >> 1
+        resumes = self.warm_start and hasattr(self, "coef_")
+        rounds_before = self.n_iter_ if resumes else 0
+        seed = derive_key(int(check_random_state(self.random_state).randint(2**31 - 1)), "rounds", rounds_before) >> 1
         objective = Linear(loss=loss, num_features=x.shape[1], num_outputs=num_outputs, intercept=self.fit_intercept)
         algorithm = self._build_algorithm(objective, is_sparse=issparse(x))
         order, counts = self._assign_clients(x, y if loss in (Loss.LOGISTIC, Loss.SOFTMAX) else None, groups, seed)
         x, y = x[order], y[order]
-        squared = loss is Loss.SQUARED
-        units = standardization.fit_standardizer(
-            x, y, counts, scale_features=self.standardize, scale_target=squared, center=self.fit_intercept
+        standardizer = standardization.fit_standardizer(
+            x, y, counts, scale_features=self.standardize, scale_target=loss is Loss.SQUARED, center=self.fit_intercept
         )
-        rows, targets = units.apply(x, y)
-        rows, targets = rows if issparse(rows) else torch.from_numpy(rows), torch.from_numpy(targets)
-        sample = torch.from_numpy(generator(seed, "measured").permutation(len(y))[:MAX_EVALUATED_EXAMPLES])
-        seen = rows[sample.numpy()] if issparse(rows) else rows[sample]
-        measure, metric = METRICS_BY_LOSS[loss]
+        inputs, targets = standardizer.apply(x, y)
+        sample = generator(seed, "measured").permutation(len(y))[:MAX_EVALUATED_EXAMPLES]
+        examples, evaluated = (part if isinstance(part, csr_matrix) else torch.from_numpy(part) for part in (inputs, inputs[sample]))
+        targets, evaluated_targets = torch.from_numpy(targets), torch.from_numpy(targets[sample])
+        compute_metrics, metric = METRICS_BY_LOSS[loss]
         rounds = simulate(
             algorithm,
             objective,
-            rows,
+            examples,
             targets,
             counts,
             participation=self.participation,
             rounds=self.rounds,
             seed=seed,
-            weights=units.to_standardized(self._dense_coef(), self.intercept_ if self.fit_intercept else None) if resumed else None,
+            weights=standardizer.to_standardized(self._dense_coef(), self.intercept_ if self.fit_intercept else None) if resumes else None,
         )
-        history = self.history_ if resumed else []
+        history = self.history_ if resumes else []
+
+        def evaluate(parameters: Tensor) -> dict[str, float]:
+            return compute_metrics(objective.predict(parameters, evaluated), evaluated_targets)
+
         with single_threaded(), ProgressBar(self.rounds, type(self).__name__, "round", quiet=not self.verbose) as bar:
-            for measured in measure_rounds(algorithm, rounds, lambda theta: measure(objective.predict(theta, seen), targets[sample])):
-                history = [*history, measured.metrics | {"round": before + measured.metrics["round"]}]
+            for measured in measure_rounds(algorithm, rounds, evaluate):
+                history = [*history, measured.metrics | {"round": rounds_before + measured.metrics["round"]}]
                 bar.advance(f"{metric} {format_number(measured.metrics[metric])}")
-        self.coef_, self.intercept_ = units.to_original(*objective.unflatten(measured.parameters))
-        self.history_, self.n_iter_ = history, before + self.rounds
-        agreeing = units.bytes_each_way * int((counts > 0).sum()) + (self.standardization_bytes_ if resumed else 0)
-        self.standardization_bytes_ = agreeing
-        self.bytes_up_, self.bytes_down_ = (agreeing + sum(row[f"bytes_{way}"] for row in history) for way in ("up", "down"))
+        self.coef_, self.intercept_ = standardizer.to_original(*objective.unflatten(measured.parameters))
+        self.history_, self.n_iter_ = history, rounds_before + self.rounds
+        bytes_before = self.standardization_bytes_ if resumes else 0
+        self.standardization_bytes_ = bytes_before + standardizer.bytes_each_way * int((counts > 0).sum())
+        self.bytes_up_, self.bytes_down_ = (
+            self.standardization_bytes_ + sum(row[f"bytes_{direction}"] for row in history) for direction in ("up", "down")
+        )
 
     def _check_parameters(self) -> None:
         """Validate the constructor's arguments."""

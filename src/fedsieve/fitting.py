@@ -1,6 +1,6 @@
 """`fedsieve.fit`: train any nn.Module on the examples of several clients, with an exact number of non-zero weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
@@ -101,31 +101,37 @@ def fit(
     """
     if not isinstance(module, nn.Module):
         raise ValueError(f"module must be a torch.nn.Module; got {module!r}")
-    own = deepcopy(module)
-    frozen = tuple(name for name, part in own.named_parameters() if not part.requires_grad)
+    template = deepcopy(module)
+    frozen = tuple(name for name, parameter in template.named_parameters() if not parameter.requires_grad)
     objective = Module(
-        module=own, loss=loss, ungated=check_patterns(ungated, own), frozen=frozen, granularity=parse_granularity(gate_granularity)
+        module=template,
+        loss=loss,
+        ungated=check_patterns(ungated, template),
+        frozen=frozen,
+        granularity=parse_granularity(gate_granularity),
     )
     resolved_algorithm = build_algorithm(algorithm, density, rounds)
     resolved_algorithm.final_budget(objective.layout)
-    given = objective.flatten(own)
-    x, y, counts = stack_clients(clients, given.device)
+    weights = objective.flatten(template)
+    x, y, counts = stack_clients(clients, weights.device)
     if x.is_floating_point():
-        x = x.to(given.dtype)
-    check_module(objective, given, x[:2], y[:2])
+        x = x.to(weights.dtype)
+    check_module(objective, weights, x[:2], y[:2])
     if not 0 < participation <= 1:
         raise ValueError(f"participation is the fraction of clients in a round, above 0 and at most 1; got {participation:g}")
-    total = resolved_algorithm.default_rounds if rounds is None else rounds
-    steps = simulate(resolved_algorithm, objective, x, y, counts, participation=participation, rounds=total, seed=seed, weights=given)
-    sample = torch.from_numpy(generator(seed, "measured").permutation(len(y))[:MAX_EVALUATED_EXAMPLES]).to(given.device)
+    num_rounds = resolved_algorithm.default_rounds if rounds is None else rounds
+    results = simulate(
+        resolved_algorithm, objective, x, y, counts, participation=participation, rounds=num_rounds, seed=seed, weights=weights
+    )
+    sample = torch.from_numpy(generator(seed, "measured").permutation(len(y))[:MAX_EVALUATED_EXAMPLES]).to(weights.device)
     inputs, targets = x[sample], y[sample]
     history: list[dict[str, Any]] = []
 
     def evaluate(parameters: Tensor) -> dict[str, float]:
         return {"loss": float(loss(objective.predict(parameters, inputs), targets))}
 
-    with single_threaded(), ProgressBar(total, "fit", "round", quiet=not verbose) as bar:
-        for measured in measure_rounds(resolved_algorithm, steps, evaluate):
+    with single_threaded(), ProgressBar(num_rounds, "fit", "round", quiet=not verbose) as bar:
+        for measured in measure_rounds(resolved_algorithm, results, evaluate):
             history.append(measured.metrics)
             bar.advance(f"loss {format_number(measured.metrics['loss'])}")
             if callback is not None and should_stop(callback(snapshot(module, objective, measured.parameters, history))):
@@ -170,24 +176,23 @@ def build_algorithm(algorithm: str | BaseAlgorithm, density: float, rounds: int 
     return cls(density=density, **select_supported(cls, NETWORK_DEFAULTS), **(USER_DATA_SIEVE if cls.holds_everywhere else {}))
 
 
-def snapshot(module: nn.Module, objective: Module, theta: Tensor, history: list[dict[str, Any]]) -> FitResult:
+def snapshot(module: nn.Module, objective: Module, parameters: Tensor, history: list[dict[str, Any]]) -> FitResult:
     """Return the FitResult after a round, with a copy of the user's module that has these parameters."""
-    plain = deepcopy(module)
+    trained, tensors = deepcopy(module), objective.unflatten(parameters)
     with torch.no_grad():
-        for name, part in plain.named_parameters():
-            if name in objective.slices:
-                part.copy_(objective.unflatten(theta)[name])
-    gated = theta[: objective.layout.num_gated]
+        for name, parameter in trained.named_parameters():
+            if name in tensors:
+                parameter.copy_(tensors[name])
+    gated = parameters[: objective.layout.num_gated]
     nonzero = int((gated != 0).sum())
-    up, down = (sum(row[f"bytes_{way}"] for row in history) for way in ("up", "down"))
     return FitResult(
         rounds=len(history),
         density=nonzero / gated.numel(),
         nonzero=nonzero,
-        bytes_up=up,
-        bytes_down=down,
+        bytes_up=sum(row["bytes_up"] for row in history),
+        bytes_down=sum(row["bytes_down"] for row in history),
         history=tuple(history),
-        module=plain,
+        module=trained,
     )
 
 
@@ -199,29 +204,29 @@ def stack_clients(clients: Sequence[ClientExamples], device: torch.device) -> tu
         )
     if not clients:
         raise ValueError("clients is empty; give the examples of at least one client")
-    parts = [client_tensors(client, number) for number, client in enumerate(clients)]
-    counts = np.array([len(y) for _, y in parts])
+    tensors = [client_tensors(client, client_id) for client_id, client in enumerate(clients)]
+    counts = np.array([len(y) for _, y in tensors])
     if not counts.any():
         raise ValueError("no client has an example; give at least one client some examples")
-    parts = [part for part, count in zip(parts, counts, strict=True) if count]
+    pairs = [pair for pair, count in zip(tensors, counts, strict=True) if count]
     for name, column in (("x", 0), ("y", 1)):
-        kinds = {(tuple(part[column].shape[1:]), part[column].dtype) for part in parts}
+        kinds = {(tuple(pair[column].shape[1:]), pair[column].dtype) for pair in pairs}
         if len(kinds) > 1:
             raise ValueError(f"examples must have one shape and type at all clients; {name} has {' and '.join(sorted(map(str, kinds)))}")
-    return torch.cat([x for x, _ in parts]).to(device), torch.cat([y for _, y in parts]).to(device), counts
+    return torch.cat([x for x, _ in pairs]).to(device), torch.cat([y for _, y in pairs]).to(device), counts
 
 
 def client_tensors(client: ClientExamples, client_id: int) -> tuple[Tensor, Tensor]:
     """Return one client's examples as two tensors."""
     if isinstance(client, DataLoader):
-        pairs = list(client)
-        x, y = (torch.cat([torch.as_tensor(pair[i]) for pair in pairs]) for i in (0, 1)) if pairs else (torch.empty(0),) * 2
-    elif isinstance(client, Dataset):
+        batches = list(client)
+        x, y = (torch.cat([torch.as_tensor(batch[i]) for batch in batches]) for i in (0, 1)) if batches else (torch.empty(0),) * 2
+    elif isinstance(client, Dataset) and isinstance(client, Sized):
         x, y = default_collate([client[i] for i in range(len(client))]) if len(client) else (torch.empty(0),) * 2
     elif isinstance(client, (tuple, list)) and len(client) == 2:
-        x, y = (torch.as_tensor(part) for part in client)
+        x, y = (torch.as_tensor(array) for array in client)
     else:
-        raise ValueError(f"client {client_id} must be a pair (x, y), a Dataset or a DataLoader; got {type(client).__name__}")
+        raise ValueError(f"client {client_id} must be a pair (x, y), a Dataset with a length or a DataLoader; got {type(client).__name__}")
     if len(x) != len(y):
         raise ValueError(f"client {client_id} has {len(x)} examples in x but {len(y)} targets in y")
     return x, y

@@ -154,7 +154,7 @@ def test_a_run_does_not_resume_with_other_settings(tmp_path):
 
 def test_a_round_without_enough_valid_replies_is_not_stored(tmp_path):
     deployment, exchange = build_exchange(honest_nodes(), run_dir=str(tmp_path / "run"), max_claimed_examples=65)
-    with pytest.raises(QuorumError, match=r"round 1: 1 replies passed the screen, 2 are needed; client 1: it claims 70 examples"):
+    with pytest.raises(QuorumError, match=r"round 1: 1 replies are valid, 2 are needed; client 1: it claims 70 examples"):
         run_server(deployment, exchange)
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == ""
 

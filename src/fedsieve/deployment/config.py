@@ -18,7 +18,7 @@ from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.algorithms.defaults import NETWORK_DEFAULTS, select_supported
 from fedsieve.core.aggregation import Aggregator, ClientWeighting
 from fedsieve.core.reply_validation import ReplyLimits
-from fedsieve.core.types import Objective
+from fedsieve.objectives.linear import Linear
 from fedsieve.objectives.module import Module
 from fedsieve.runtime.client_data import ClientData
 from fedsieve.runtime.context import RunContext
@@ -56,6 +56,8 @@ Settings = Mapping[str, str | int | float | bool]
 class DeploymentConfig(RunContext):
     """The settings that the server and every client of a deployment share."""
 
+    algorithm: BaseAlgorithm
+    objective: Linear | Module
     clients: int
     """number of clients, numbered from 0"""
     rounds: int
@@ -124,7 +126,7 @@ class DeploymentConfig(RunContext):
 
 
 def deployment_config(
-    run_config: Settings, objective: Objective, evaluate: Callable[[Tensor], dict[str, float]] | None = None
+    run_config: Settings, objective: Linear | Module, evaluate: Callable[[Tensor], dict[str, float]] | None = None
 ) -> DeploymentConfig:
     """Build the DeploymentConfig that Flower's run config describes.
 
@@ -143,22 +145,25 @@ def deployment_config(
         raise ValueError(f"run config precision is single or double; got {precision}")
     if "clients" not in values:
         raise ValueError("run config clients is missing; set it to the number of nodes, whose partition-id is 0, 1, ...")
-    deployment, limits = ({n.replace("-", "_"): values[n] for n in keys if n in values} for keys in (DEPLOYMENT_KEYS, LIMIT_KEYS))
+    deployment: dict[str, Any] = {"rounds": algorithm.default_rounds, "seed": 0}
+    deployment |= {name.replace("-", "_"): values[name] for name in DEPLOYMENT_KEYS if name in values}
+    limits: dict[str, Any] = {"max_norm_ratio": algorithm.default_max_norm_ratio}
+    limits |= {name.replace("-", "_"): values[name] for name in LIMIT_KEYS if name in values}
     return DeploymentConfig(
-        **{"rounds": algorithm.default_rounds, "seed": 0} | deployment,
+        **deployment,
         algorithm=algorithm,
         objective=objective,
         fingerprint=wire.compute_fingerprint(algorithm_name, objective.layout),
         dtype=DTYPES[precision],
         run_dir=Path(values["run-dir"]) if values.get("run-dir") else None,
         start_from_seed=not isinstance(objective, Module) or objective.factory is not None,
-        reply_limits=ReplyLimits(**{"max_norm_ratio": algorithm.default_max_norm_ratio} | limits),
+        reply_limits=ReplyLimits(**limits),
         evaluate=evaluate,
         settings=dict(run_config),
     )
 
 
-def build_algorithm(algorithm_name: str, run_config: Settings, values: Mapping[str, Any], objective: Objective) -> BaseAlgorithm:
+def build_algorithm(algorithm_name: str, run_config: Settings, values: Mapping[str, Any], objective: Linear | Module) -> BaseAlgorithm:
     """Return the algorithm with the options of the run config; `values` are the parsed settings outside `algorithm.`."""
     if algorithm_name not in ALGORITHMS:
         raise ValueError(f"run config {NAME_KEY} {algorithm_name} is unknown; there are {', '.join(ALGORITHMS)}")

@@ -8,7 +8,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when flwr is first imported
 
@@ -54,8 +54,7 @@ def make_client_app(client_engine_for: Callable[[Context], LoopEngine]) -> Clien
     @app.train()
     def train_and_reply(message: Message, context: Context) -> Message:
         client, engine = partition_id(context), client_engine_for(context)
-        clock = Clock(**{name: int(message.content["clock"][name]) for name in Clock._fields})
-        reply = engine.run_client(clock, message.content["packet"]["packet"].data, client)
+        reply = engine.run_client(parse_clock(message), packet_bytes(message), client)
         return Message(RecordDict({"packet": to_array_record(reply.to_bytes()), "reply": client_record(engine, client)}), reply_to=message)
 
     return app
@@ -267,9 +266,9 @@ class NodeDirectory:
             self._nodes[client], self.num_examples[client], self._example_shapes[client] = node, num_examples, example_shape
 
 
-def packet_bytes(reply: Message) -> bytes:
-    """Return the packet in a reply, empty if there is none."""
-    record = reply.content.get("packet") if reply.has_content() else None
+def packet_bytes(message: Message) -> bytes:
+    """Return the packet in a message, empty if there is none."""
+    record = message.content.get("packet") if message.has_content() else None
     array = record.get("packet") if isinstance(record, ArrayRecord) else None
     return b"" if array is None or (array.stype, array.dtype) != (PACKET_TYPE, "uint8") else array.data
 
@@ -280,19 +279,34 @@ def parse_reply(reply: Message) -> tuple[int, int]:
         raise wire.PacketError(FLOWER_ERRORS[reply.error.code])
     if reply.has_error():
         raise wire.PacketError(f"it failed: {' '.join(str(reply.error.reason).split())}")
-    record = reply.content.get("reply")
-    numbers = [record.get(name) if isinstance(record, ConfigRecord) else None for name in ("client", "examples")]
-    if not all(type(number) is int and number >= 0 for number in numbers):
+    record = reply.content.config_records.get("reply", ConfigRecord())
+    client, num_examples = record.get("client"), record.get("examples")
+    if not (is_count(client) and is_count(num_examples)):
         raise wire.PacketError("its reply lacks the client's number or its number of examples")
-    return numbers[0], numbers[1]
+    return client, num_examples
 
 
 def parse_shape(reply: Message) -> tuple[int, ...]:
     """Return the shape of one example of a node."""
-    shape = reply.content["reply"].get("row")
-    if not isinstance(shape, list) or not all(type(length) is int and length > 0 for length in shape):
+    record = reply.content.config_records["reply"].get("row")
+    shape = tuple(length for length in record if is_count(length) and length > 0) if isinstance(record, list) else None
+    if shape is None or len(shape) != len(record):
         raise wire.PacketError("its reply lacks the shape of its examples")
-    return tuple(shape)
+    return shape
+
+
+def parse_clock(message: Message) -> Clock:
+    """Return the clock of a broadcast."""
+    record = message.content.config_records["clock"]
+    fields = {name: value for name in Clock._fields if is_count(value := record.get(name))}
+    if len(fields) < len(Clock._fields):
+        raise wire.PacketError("the broadcast lacks its clock")
+    return Clock(**fields)
+
+
+def is_count(value: object) -> TypeGuard[int]:
+    """Return whether a value of a record is a whole number of at least 0; a bool is none."""
+    return type(value) is int and value >= 0
 
 
 def send_and_receive(grid: Grid, messages: Mapping[int, Message], timeout_seconds: float) -> dict[int, Message]:

@@ -1,4 +1,4 @@
-"""The server of a deployment: gather the clients, train, say what happened, keep it on disk, go on after any end."""
+"""The server of a deployment: wait for the clients, train, log and store the rounds, resume an interrupted run."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -18,44 +18,43 @@ from fedsieve.storage import run_directory
 from fedsieve.storage.run_log import CheckpointInterval, RunLog, load_history
 
 IGNORED_ON_RESUME = frozenset({"quorum", "retries", "round-seconds", "start-seconds", "run-dir"})
-"""Settings that decide no result: a run may go on with others."""
+"""Settings that change no result, and may differ when a run is resumed."""
 
 
 def run_server(deployment: DeploymentConfig, exchange: FlowerExchange) -> None:
-    """Train over a network to the end of the plan, from where the run in its folder stands."""
+    """Train until all rounds are done, and resume the run in `run_dir` if there is one."""
     torch.set_num_threads(deployment.threads)
-    begun = RunState(initial_server(deployment.algorithm, deployment.objective, deployment.seed, deployment.dtype, deployment.device))
+    initial = RunState(initial_server(deployment.algorithm, deployment.objective, deployment.seed, deployment.dtype, deployment.device))
     if deployment.run_dir is None:
-        log("run-dir is not set: nothing is kept, and a run that is cut off begins again")
-        for _ in measured_rounds(deployment, exchange, Population(deployment.clients, exchange.wait_for_clients()), begun):
+        log("run-dir is not set: nothing is stored, and an interrupted run cannot be resumed")
+        for _ in measured_rounds(deployment, exchange, Population(deployment.clients, exchange.wait_for_clients()), initial):
             pass
         return
-    folder, config = deployment.run_dir, nest({name: value for name, value in deployment.settings.items() if name not in IGNORED_ON_RESUME})
+    folder = deployment.run_dir
+    config = nest({name: value for name, value in deployment.settings.items() if name not in IGNORED_ON_RESUME})
     folder.mkdir(parents=True, exist_ok=True)
     with run_directory.lock(folder):
-        done, damaged = load_history(folder, begun, config, deployment.rounds)
+        history, damaged = load_history(folder, initial, config, deployment.rounds)
         for text in damaged:
-            log(f"passed over checkpoint {text}; an older one is used")
-        if done.state.num_rounds_done:
-            log(f"{done.state.num_rounds_done} of {deployment.rounds} rounds are done; resuming")
-        if done.state.num_rounds_done == deployment.rounds and (folder / run_directory.RESULT).exists():
-            log("nothing is left to do")
+            log(f"skipped checkpoint {text}; an older one is used")
+        if history.state.num_rounds_done:
+            log(f"{history.state.num_rounds_done} of {deployment.rounds} rounds are done; resuming")
+        if history.state.num_rounds_done == deployment.rounds and (folder / run_directory.RESULT).exists():
+            log("the run is finished")
             return
         population = Population(deployment.clients, exchange.wait_for_clients())
         with run_directory.report_write_errors(folder):
             run_directory.atomic_write(folder / run_directory.CONFIG, run_directory.to_toml(nest(deployment.settings)).encode())
-            about = {"layout": layout_info(deployment.objective.layout), "clients": {"count": deployment.clients}}
-            run_directory.atomic_write(folder / run_directory.RUN_INFO, json.dumps(about).encode())
-            with RunLog(folder, config, CheckpointInterval(seconds=0.0), done) as journal:
-                for step in measured_rounds(deployment, exchange, population, done.state):
-                    journal.add_round(step)
-            theta = deployment.algorithm.parameters(journal.server)
-            run_directory.atomic_write(
-                folder / run_directory.MODEL, to_safetensors(deployed_model(deployment, theta, exchange.directory.example_shape))
-            )
-            run_directory.atomic_write(
-                folder / run_directory.RESULT, json.dumps(summarize_run(deployment, journal.metrics_rows, theta), indent=1).encode()
-            )
+            run_info = {"layout": layout_info(deployment.objective.layout), "clients": {"count": deployment.clients}}
+            run_directory.atomic_write(folder / run_directory.RUN_INFO, json.dumps(run_info).encode())
+            with RunLog(folder, config, CheckpointInterval(seconds=0.0), history) as run_log:
+                for measured in measured_rounds(deployment, exchange, population, history.state):
+                    run_log.add_round(measured)
+            parameters = deployment.algorithm.parameters(run_log.server)
+            model = deployed_model(deployment, parameters, exchange.directory.example_shape)
+            result = summarize_run(deployment, run_log.metrics_rows, parameters)
+            run_directory.atomic_write(folder / run_directory.MODEL, to_safetensors(model))
+            run_directory.atomic_write(folder / run_directory.RESULT, json.dumps(result, indent=1).encode())
 
 
 def measured_rounds(
@@ -98,14 +97,12 @@ def check_quorum(deployment: DeploymentConfig, rounds: Iterator[RoundResult]) ->
     """Yield the rounds; raise QuorumError if too few replies of a round were accepted."""
     for result in rounds:
         if len(result.replied) < (needed := deployment.min_replies(len(result.cohort))):
-            raise QuorumError(
-                f"round {result.round + 1}: {len(result.replied)} replies passed the screen, {needed} are needed{rejections(result)}"
-            )
+            raise QuorumError(f"round {result.round + 1}: {len(result.replied)} replies are valid, {needed} are needed{rejections(result)}")
         yield result
 
 
 def evaluate_model(deployment: DeploymentConfig, parameters: Tensor) -> dict[str, float]:
-    """What the app's own measure says, as plain numbers."""
+    """Return the metrics of the app's `evaluate`, empty if it has none."""
     return {} if deployment.evaluate is None else {name: float(value) for name, value in deployment.evaluate(parameters).items()}
 
 
@@ -116,12 +113,12 @@ def log_round(deployment: DeploymentConfig, round_result: RoundResult) -> None:
 
 
 def rejections(round_result: RoundResult) -> str:
-    """Whose reply is missing or was refused, and why."""
+    """Describe the clients whose reply is missing or rejected."""
     return "".join(f"; client {client}: {reason}" for client, reason in round_result.rejected)
 
 
 def log(text: str) -> None:
-    """To the server's log, at once."""
+    """Write a line to the server's log."""
     print(f"fedsieve: {text}", flush=True)
 
 
@@ -149,7 +146,7 @@ def deployed_model(deployment: DeploymentConfig, parameters: Tensor, example_sha
 
 
 def nest(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Flower's flat names as a settings file has them: what is before a dot is a section."""
+    """Return Flower's dotted names as nested tables, as in config.toml."""
     tree: dict[str, Any] = {}
     for name, value in settings.items():
         *section, last = name.rsplit(".", 1)
