@@ -15,7 +15,7 @@ def help_text(*words: str) -> str:
 
     out = io.StringIO()
     with patch.dict(os.environ, COLUMNS="100", NO_COLOR="1", TERM="dumb"), contextlib.redirect_stdout(out):
-        assert main([*words, "--help"]) == 0
+        assert main([*words, "--help-all" if words[:1] in (("train",), ("compare",)) else "--help"]) == 0
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
 
 

@@ -70,7 +70,7 @@ def parse_config(path: Path) -> int:
 
     nothing = mock.Mock(side_effect=ValueError("nothing is trained while fuzzing"))
     with (
-        mock.patch.multiple(train, Problem=nothing, tuned=nothing),
+        mock.patch.multiple(train, Simulation=nothing, tune_run=nothing),
         contextlib.redirect_stderr(io.StringIO()) as said,
     ):
         code = main.main(["train", "--config", str(path)])

@@ -1,6 +1,7 @@
 """The command line as a user meets it: what it writes, what it says, and how it refuses."""
 
 import json
+import re
 import tomllib
 
 import numpy as np
@@ -314,3 +315,18 @@ def test_a_confidence_interval_is_the_t_interval():
     low, high = stats.ttest_rel(values, base).confidence_interval()
     assert found["difference"] - found["interval"] == pytest.approx(low)
     assert found["difference"] + found["interval"] == pytest.approx(high)
+
+
+def listed_options(capsys, *words):
+    assert main(["train", *words]) == 0
+    return set(re.findall(r"^│ \*?\s*(--[a-z.-]+)", capsys.readouterr().out, flags=re.MULTILINE))
+
+
+@pytest.mark.parametrize("task", ["lr", "file", "mnist"])
+def test_help_shows_at_most_thirty_options(task, capsys):
+    assert 25 <= len(listed_options(capsys, "--task", task, "--help")) <= 30
+
+
+def test_help_all_shows_the_options_that_help_leaves_out(capsys):
+    common, every = listed_options(capsys, "--help"), listed_options(capsys, "--help-all")
+    assert common < every and {"--privacy.noise-multiplier", "--checkpoint.rounds"} <= every - common

@@ -124,6 +124,7 @@ def test_the_report_imports_only_readers_of_stored_results():
         assert inside <= {
             "fedsieve.storage.run_directory",
             "fedsieve.studies.results",
+            "fedsieve.studies.scale",
             "fedsieve.models.sparse_model",
             "fedsieve.formatting",
         }, path

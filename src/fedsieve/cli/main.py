@@ -46,6 +46,8 @@ Then open a new shell.
 DATA_HELP = "What data there is, how it falls on clients, where to get it."
 FLOWER_HELP = "A Flower app of your own, and a federation to run it in."
 SECTIONS = ("data", "federation", "failures", "privacy", "algorithm", "checkpoint")
+SHOW_ALL = "--help-all"
+"""Like --help, with the options that --help leaves out."""
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 0, 1, 2, 130, 141
 
 
@@ -61,7 +63,8 @@ def main(argv: list[str] | None = None) -> int:
         if not words:
             print(welcome_text())
             return EXIT_OK
-        result = build_app(words)(words + config_flags(words), exit_on_error=False, print_error=False)
+        arguments = ["--help" if word == SHOW_ALL else word for word in words]
+        result = build_app(words)(arguments + config_flags(words), exit_on_error=False, print_error=False)
     except KeyboardInterrupt as stopped:
         errors.print("; ".join(("interrupted; what was finished is kept", *stopped.args)), markup=False)
         return EXIT_INTERRUPTED
@@ -146,12 +149,13 @@ def _build_command(name: str, argv: list[str]) -> Callable[..., int]:
         from fedsieve.cli.reproduce import reproduce
 
         return reproduce
-    from fedsieve.cli import train
+    from fedsieve.cli import compare, train
 
     settings = dict(ChainMap(*read_config_files(argv).values()))
     top = [early_value(argv, f"--{key}") or _setting(settings, key) for key in ("task", "algorithm", "model")]
     data = [early_value(argv, f"--data.{key}") or settings.get("data", {}).get(key) for key in ("path", "target", "client")]
-    return getattr(train, f"{name}_command")(train.EarlyArguments(*top, *data))
+    build = train.train_command if name == "train" else compare.compare_command
+    return build(train.EarlyArguments(*top, *data, show_all=SHOW_ALL in argv))
 
 
 def early_value(argv: list[str], flag: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Dataclass fields as command-line options: their docstrings become help, fields that live in another section are left out."""
+"""Turn dataclass fields into command-line options. Their docstrings become the help text."""
 
 import ast
 import inspect
@@ -11,7 +11,7 @@ from cyclopts import Group, Parameter
 
 
 def parse_integer(_: Any, tokens: Sequence[Any]) -> int:
-    """A whole number, refused rather than rounded."""
+    """Convert text to an integer, or raise ValueError."""
     text = tokens[0].value
     try:
         return int(text)
@@ -21,11 +21,11 @@ def parse_integer(_: Any, tokens: Sequence[Any]) -> int:
 
 Integer = Annotated[int, Parameter(converter=parse_integer)]
 Switch = Annotated[bool, Parameter(negative="", show_default=False)]
-"""Given or not given; without a form that takes it back."""
+"""A flag without a negative form."""
 
 
 def field_help(cls: type) -> dict[str, str]:
-    """What is written below each field, nearest class first."""
+    """Return the docstring of each field; a subclass overrides its bases."""
     texts: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):
         if base.__module__ == "builtins" or not hasattr(base, "__dataclass_fields__"):
@@ -38,7 +38,7 @@ def field_help(cls: type) -> dict[str, str]:
 
 
 def user_fields(cls: type) -> list[Field]:
-    """The fields a user sets in this class's own section."""
+    """Return the fields a user sets in the section of this class."""
     return [f for f in fields(cls) if f.init and "section" not in f.metadata and f.name not in getattr(cls, "unsupported_options", ())]
 
 
@@ -53,13 +53,15 @@ def option_class(
     group: Group | None = None,
     prefix: str | None = None,
     flags: Mapping[str, tuple[str, ...]] | None = None,
+    shown: Collection[str] | None = None,
 ) -> type:
-    """A dataclass for the parser with the visible fields of `cls`, some left out.
+    """Return a dataclass for the parser with the fields of `cls` that a user can set.
 
-    `optional` makes every default None, `defaults` replaces some, `kinds` replaces what some may hold; `group` is their panel in the help.
+    `optional` makes every default None, `defaults` and `type_overrides` replace some defaults and types, `group` is the panel in the
+    help text, and `shown` are the fields in the help text (None: all).
     """
     hints, texts = get_type_hints(cls) | dict(type_overrides or {}), field_help(cls)
-    made: list[tuple[str, Any, Any]] = []
+    options: list[tuple[str, Any, Any]] = []
     for f in user_fields(cls):
         if f.name in exclude:
             continue
@@ -72,13 +74,14 @@ def option_class(
             extra["name"] = f"--{prefix}.{f.name.replace('_', '-')}"
         elif f.name in (flags or {}):
             extra["name"] = (flags or {})[f.name]
-        parameter = Parameter(help=texts.get(f.name, ""), converter=converter, **extra)
-        made.append((f.name, Annotated[kind, parameter], field(default=default)))
-    # Without a module of its own the parser takes the class for one of Python's and does not look inside.
-    return make_dataclass(name, made, kw_only=True, frozen=True, namespace={"__module__": __name__})
+        is_shown = shown is None or f.name in shown
+        parameter = Parameter(help=texts.get(f.name, ""), converter=converter, show=is_shown, **extra)
+        options.append((f.name, Annotated[kind, parameter], field(default=default)))
+    # The parser only looks inside classes that have a module.
+    return make_dataclass(name, options, kw_only=True, frozen=True, namespace={"__module__": __name__})
 
 
 def to_kwargs(parsed: Any, *, optional: bool = False) -> dict[str, Any]:
-    """The parsed section as keyword arguments; None stands for "not typed" in an optional one."""
+    """Return a parsed section as keyword arguments; in an optional section None means not set by the user."""
     values = {f.name: getattr(parsed, f.name) for f in fields(parsed)}
     return {name: value for name, value in values.items() if value is not None} if optional else values

@@ -7,12 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 from scipy.special import stdtrit
 
 from fedsieve.algorithms import ALGORITHMS
-from fedsieve.formatting import format_bytes, format_number
 from fedsieve.storage import run_directory
 
 if TYPE_CHECKING:
@@ -116,44 +113,3 @@ def compare_histories(histories: dict[str, list[list[Row]]], metric: str, seeds:
             },
         }
     return {"metric": metric, "seeds": seeds, "base": base, "equal_bytes_limit": float(np.mean(limits)), "algorithms": table}
-
-
-def _format_mean_and_sd(statistics: dict[str, float | None]) -> str:
-    if statistics["mean"] is None:
-        return "no round fits"
-    return format_number(statistics["mean"]) + (f" +- {format_number(statistics['sd'])}" if statistics["sd"] is not None else "")
-
-
-def _format_difference(statistics: dict[str, float | None]) -> str:
-    if statistics["difference"] is None:
-        return ""
-    return f"{statistics['difference']:+.4f}" + (
-        f" +- {format_number(statistics['interval'])}" if statistics["interval"] is not None else ""
-    )
-
-
-def print_comparison(result: dict[str, Any]) -> None:
-    """The table, narrow enough for a terminal of 80 columns: one block for equal rounds, one for equal bytes."""
-    console = Console(highlight=False)
-    seeds = ", ".join(map(str, result["seeds"]))
-    for key, title in (
-        ("equal_rounds", "after all rounds"),
-        ("equal_bytes", f"at {format_bytes(result['equal_bytes_limit'])} sent, what the cheapest needs"),
-    ):
-        table = Table(title=f"{result['metric']} {title} (mean +- sd, seeds {seeds})", title_justify="left")
-        for column in ("method", result["metric"], f"less {result['base']} (95 %)", "TDR", "bytes"):
-            table.add_column(column, justify="left" if column == "method" else "right")
-        for name, entry in result["algorithms"].items():
-            part = entry[key]
-            own = "" if name == result["base"] else _format_difference(part)
-            table.add_row(
-                name,
-                _format_mean_and_sd(part),
-                own,
-                "" if entry["tdr"]["mean"] is None else f"{entry['tdr']['mean']:.2f}",
-                format_bytes(entry["bytes_up"] + entry["bytes_down"]),
-            )
-        console.print(table)
-    console.print(f"runs in {result['run']}")
-    if result["report"]:
-        console.print(f"report in {result['report']}")
