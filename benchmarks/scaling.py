@@ -20,6 +20,7 @@ from fedsieve.core.types import Batch
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.runtime.batched import BatchedEngine
 from fedsieve.runtime.client_data import ClientData
+from fedsieve.runtime.context import RunContext
 from fedsieve.runtime.rounds import Population, initial_server, train
 
 COHORT_SIZES = (10, 100, 1000)
@@ -57,7 +58,7 @@ def training_rounds(workload: Workload, num_clients: int | None) -> Iterator:
     algorithm = build_algorithm(workload)
     objective = Linear(loss=Loss.SOFTMAX, num_features=workload.num_features, num_outputs=workload.num_outputs)
     rows = build_client_data(workload, objective) if num_clients is None else GeneratedClientData(objective, workload.batch_size)
-    exchange = BatchedEngine(algorithm=algorithm, objective=objective, data=rows, seed=1, fingerprint=1)
+    exchange = BatchedEngine(context=RunContext(algorithm=algorithm, objective=objective, seed=1, fingerprint=1), data=rows)
     num_clients = num_clients or workload.num_clients
     server = initial_server(algorithm, objective, 1, torch.float32)
     return train(

@@ -18,6 +18,7 @@ from scipy.sparse import csr_matrix
 from torch import Tensor, nn
 
 from fedsieve.algorithms import ALGORITHMS, algorithm_class
+from fedsieve.algorithms.defaults import batches_per_round
 from fedsieve.core.optimizers import StepRule
 from fedsieve.data import synthetic
 from fedsieve.data.builtin import BuiltinFiles
@@ -30,6 +31,7 @@ from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.objectives.module import Module
 from fedsieve.runtime.batched import BatchedEngine
 from fedsieve.runtime.client_data import ClientData
+from fedsieve.runtime.context import RunContext
 from fedsieve.runtime.loop import LoopEngine
 from fedsieve.runtime.rounds import Population, initial_server, train
 
@@ -82,6 +84,7 @@ def run_task(algorithm_name: str, task: str, engine: str, single_precision: bool
     """The rounds of a named task."""
     synthetic.NUM_TEST_EXAMPLES = 200
     data = Synthetic(num_examples=300, num_features=1200 if single_precision else 40, num_classes=4, true_density=0.1)
+    cls = algorithm_class(algorithm_name)
     run = resolve(
         RunConfig(
             task=task,
@@ -93,7 +96,7 @@ def run_task(algorithm_name: str, task: str, engine: str, single_precision: bool
             precision=Precision.SINGLE if single_precision else Precision.DOUBLE,
             data=BuiltinFiles() if task == "digits" else data,
             federation=FederationConfig(clients=12, participation=0.5),
-            algorithm=algorithm_class(algorithm_name)(density=0.1, local_steps=5, batch_size=8),
+            algorithm=cls(density=0.1, batch_size=8, **batches_per_round(cls, 5)),
         )
     )
     for step in run_rounds(run, Simulation(run)):
@@ -104,7 +107,7 @@ def run_direct(algorithm_name: str, model: str, engine: str, single_precision: b
     """The rounds of a small network, or of a linear model of sparse examples."""
     cls, dtype = algorithm_class(algorithm_name), torch.float32 if single_precision else torch.float64
     counts, generator = [30, 12, 40, 5], np.random.default_rng(4)
-    settings: dict[str, Any] = {"density": 0.1, "local_steps": 5, "batch_size": 8}
+    settings: dict[str, Any] = {"density": 0.1, "batch_size": 8} | batches_per_round(cls, 5)
     if model == "module":
         network = nn.Sequential(nn.Linear(8, 10), nn.ReLU(), nn.Linear(10, 3)).to(dtype)
         objective = Module(module=network)
@@ -120,9 +123,10 @@ def run_direct(algorithm_name: str, model: str, engine: str, single_precision: b
         y = torch.from_numpy((x @ generator.standard_normal((features, 4)) > 0).astype(np.float64)).to(dtype)
         examples = csr_matrix(x.astype(np.float32 if single_precision else np.float64))
     algorithm = cls(**{key: value for key, value in settings.items() if key not in cls.unsupported_options})
-    rows = ClientData(examples, y, counts, objective, algorithm.examples_per_step)
+    rows = ClientData(examples, y, counts, objective, algorithm.workload.batch_size)
     kind = LoopEngine if engine == "loop" else BatchedEngine
-    exchange = kind(algorithm=algorithm, objective=objective, data=rows, seed=2, fingerprint=1, dtype=dtype)
+    context = RunContext(algorithm=algorithm, objective=objective, seed=2, fingerprint=1, dtype=dtype)
+    exchange = kind(context=context, data=rows)
     server = initial_server(algorithm, objective, 2, dtype)
     for done in train(algorithm, server, Population(4, range(4)), 0.75, exchange, NUM_ROUNDS, 2, dtype=dtype):
         yield algorithm.parameters(done.server), done.uplink.total, done.downlink.total

@@ -18,6 +18,7 @@ from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.objectives.module import Module
 from fedsieve.runtime.batched import BatchedEngine
 from fedsieve.runtime.client_data import ClientData
+from fedsieve.runtime.context import RunContext
 from fedsieve.runtime.rounds import Population, initial_server, train
 
 MAX_ROUNDS = 100_000
@@ -28,13 +29,18 @@ def build_algorithm(workload: Workload) -> BaseAlgorithm:
     shared = {
         "density": workload.density,
         "batch_size": workload.batch_size,
-        "local_steps": workload.local_steps,
         "gate_rate": workload.gate_learning_rate,
     }
     if workload.exchanges_gradients:
-        return Flops(**shared)
+        return Flops(**shared, exchanges=workload.local_steps)
     gates = GateNoise.SAMPLED if workload.samples_gates else GateNoise.DETERMINISTIC
-    return FlopsPA(**shared, learning_rate=workload.learning_rate, step_rule=StepRule.CONSTANT, local_gate_noise=gates)
+    return FlopsPA(
+        **shared,
+        local_steps=workload.local_steps,
+        learning_rate=workload.learning_rate,
+        step_rule=StepRule.CONSTANT,
+        local_gate_noise=gates,
+    )
 
 
 def build_objective(workload: Workload, *, as_module: bool) -> Objective:
@@ -64,7 +70,9 @@ def prepare(
     """One round, all clients."""
     algorithm, objective = build_algorithm(workload), build_objective(workload, as_module=as_module)
     exchange = wrap_exchange(
-        BatchedEngine(algorithm=algorithm, objective=objective, data=build_client_data(workload, objective), seed=1, fingerprint=1)
+        BatchedEngine(
+            context=RunContext(algorithm=algorithm, objective=objective, seed=1, fingerprint=1), data=build_client_data(workload, objective)
+        )
     )
     server = initial_server(algorithm, objective, 1, torch.float32)
     everyone = Population(workload.num_clients, range(workload.num_clients))

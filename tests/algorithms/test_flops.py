@@ -97,8 +97,8 @@ def test_scaling_begins_after_prune_start_and_pushes_the_top_up():
 
 
 def test_a_full_batch_is_one_exchange_an_epoch():
-    assert Flops(batch_size="all", local_steps=20).exchanges_per_round == 1
-    assert Flops(local_steps=20).exchanges_per_round == 20
+    assert Flops(batch_size="all", exchanges=20).workload.exchanges == 1
+    assert Flops(exchanges=20).workload.exchanges == 20
 
 
 def test_the_exact_dual_ends_every_round_at_the_target():
@@ -111,7 +111,7 @@ def densities_under(dual, start=0.95, rounds=20, steps=10, density=0.05):
     """Expected and test-time density over the target, without scaling, where twice as many weights matter as may stay."""
     falling = {"density_schedule": DensitySchedule.CUBIC, "initial_density": 0.98, "anneal_end": 0.8}
     gated = {"log_alpha_scaling": LogAlphaScaling.OFF, "gate_rate": 0.1, "initial_gate_probability": start}
-    flops = Flops(dual_update=dual, local_steps=steps, batch_size=16, **gated, **falling)
+    flops = Flops(dual_update=dual, exchanges=steps, batch_size=16, **gated, **falling)
     data = Synthetic(num_examples=400, num_features=200, true_density=0.1)
     federation = FederationConfig(clients=10, participation=0.4)
     run = resolve(
@@ -157,18 +157,18 @@ def test_the_natural_multiplier_is_taken_from_log_alpha_and_does_not_weigh_on_it
 
 @pytest.mark.parametrize("dual", [DualUpdate.BISECTION, DualUpdate.OFF])
 def test_a_step_of_the_dual_is_refused_where_there_is_none(dual):
-    with pytest.raises(ValueError, match=f"step of an ascent, and dual {dual} has none; leave 0.1 out"):
+    with pytest.raises(ValueError, match=f"learning rate of an ascent, and algorithm.dual-update {dual} has none; leave out 0.1"):
         Flops(dual_update=dual, dual_rate=0.1)
 
 
 @pytest.mark.parametrize("dual", [DualUpdate.MIRROR, DualUpdate.BISECTION, DualUpdate.OFF])
 def test_how_a_multiplier_weighs_on_gates_is_refused_where_none_does(dual):
-    with pytest.raises(ValueError, match=f"with dual {dual} none does"):
+    with pytest.raises(ValueError, match=f"dual-update {dual} uses none"):
         Flops(dual_update=dual, constraint_scale=ConstraintScale.MEAN)
 
 
 def test_a_natural_rate_that_cannot_converge_is_refused():
-    with pytest.raises(ValueError, match="must be below 2, or steps overshoot more and more; got 2"):
+    with pytest.raises(ValueError, match="must be below 2 for algorithm.dual-update mirror, or its steps diverge; got 2"):
         Flops(dual_update=DualUpdate.MIRROR, dual_rate=2.0)
 
 

@@ -123,7 +123,7 @@ def test_the_multiplier_travels_down_only_while_it_is_ascended():
 
 def test_an_ascent_on_every_gate_is_refused_where_messages_name_a_few():
     with pytest.raises(
-        ValueError, match="dual mirror needs every gate, and messages of flops-pa name a few; use bisection, or method flops"
+        ValueError, match="mirror needs every gate, and messages of flops-pa contain only some; use bisection, or algorithm flops"
     ):
         replace(PLAIN, dual_update=DualUpdate.MIRROR)
 

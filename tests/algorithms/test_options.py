@@ -14,6 +14,7 @@ from fedsieve.experiments.config import FederationConfig, RunConfig
 from fedsieve.experiments.resolve import resolve
 from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
+from helpers.algorithms import make_algorithm
 
 FALLING = {"density_schedule": DensitySchedule.CUBIC}
 MOMENTUM = {"server_optimizer": Optimizer.MOMENTUM}
@@ -57,7 +58,7 @@ def outcome(method, **options):
             rounds=3,
             data=Synthetic(num_examples=150, num_features=20, true_density=0.1),
             federation=FederationConfig(clients=8, participation=0.5),
-            algorithm=algorithm_class(method)(**{"local_steps": 3, "batch_size": 8, **options}),
+            algorithm=make_algorithm(method, **{"num_batches": 3, **options}),
         )
     )
     steps = list(run_rounds(run, Simulation(run)))

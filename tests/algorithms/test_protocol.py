@@ -13,14 +13,15 @@ from fedsieve.experiments.config import FederationConfig, RunConfig
 from fedsieve.experiments.resolve import resolve
 from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
+from helpers.algorithms import make_algorithm
 
 pytestmark = pytest.mark.usefixtures("few_test_rows")
 DATA = Synthetic(num_examples=400, num_features=50, num_classes=3, true_density=0.1)
 SMALL = FederationConfig(clients=10, participation=0.4)
 
 
-def train(method, task="lr", density=0.1, rounds=5, seed=3, data=DATA, federation=SMALL, **fields):
-    algorithm = algorithm_class(method)(**({"local_steps": 6, "batch_size": 8} | fields))
+def train(method, task="lr", density=0.1, rounds=5, seed=3, data=DATA, federation=SMALL, centralized=False, **fields):
+    algorithm = make_algorithm(method, **({"num_batches": 6} | fields))
     run = resolve(
         RunConfig(
             task=task,
@@ -30,6 +31,7 @@ def train(method, task="lr", density=0.1, rounds=5, seed=3, data=DATA, federatio
             seed=seed,
             data=data,
             federation=federation,
+            centralized=centralized,
             algorithm=algorithm,
         )
     )
@@ -78,7 +80,7 @@ SHARED = (
     ids=str,
 )
 def test_options_are_nobodys_privilege(method, fields):
-    _, steps = train(method, rounds=3, **{"local_steps": 4, **fields})
+    _, steps = train(method, rounds=3, **{"num_batches": 4, **fields})
     assert torch.isfinite(steps[-1].parameters).all()
     assert int((steps[-1].parameters != 0).sum()) == 5
 

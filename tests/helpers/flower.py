@@ -26,7 +26,6 @@ from fedsieve.deployment.server import deployed_model
 from fedsieve.models.sparse_model import to_safetensors
 from fedsieve.runtime.batched import BatchedEngine
 from fedsieve.runtime.client_data import ClientData
-from fedsieve.runtime.context import RunContext
 from fedsieve.runtime.rounds import Population, initial_server, train
 
 APP = Path(__file__).parents[1] / "deployment" / "federated"
@@ -62,8 +61,8 @@ def run_batched(deployment, path, replied=None):
     """
     examples = [task.load_examples(client) for client in range(CLIENTS)]
     x, y = (torch.from_numpy(np.concatenate(arrays)).to(deployment.dtype) for arrays in zip(*examples, strict=True))
-    data = ClientData(x, y, [len(y) for _, y in examples], deployment.objective, deployment.algorithm.examples_per_step)
-    engine = BatchedEngine(**{name: getattr(deployment, name) for name in RunContext.__dataclass_fields__}, data=data)
+    data = ClientData(x, y, [len(y) for _, y in examples], deployment.objective, deployment.algorithm.workload.batch_size)
+    engine = BatchedEngine(context=deployment, data=data)
 
     def exchange(clock, packet, clients):
         result = engine(clock, packet, clients)

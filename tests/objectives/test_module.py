@@ -13,9 +13,9 @@ from fedsieve.objectives.lenet import lenet
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.objectives.module import Module
 from fedsieve.runtime.batched import BatchedEngine
-from fedsieve.runtime.client_data import ClientData
 from fedsieve.runtime.loop import LoopEngine
-from fedsieve.runtime.rounds import Population, initial_server, train
+from fedsieve.runtime.rounds import initial_server
+from helpers.training import run_training
 
 
 def rows_of(shape, classes=3, count=60, integers=False, seed=0):
@@ -31,6 +31,7 @@ def trained(objective, x, y, rounds=6, method="fed-round-ht", engine=BatchedEngi
     settings = {
         "density": 0.5,
         "local_steps": 8,
+        "exchanges": 8,
         "batch_size": 10,
         "step_rule": StepRule.CONSTANT,
         "learning_rate": 0.1,
@@ -38,11 +39,8 @@ def trained(objective, x, y, rounds=6, method="fed-round-ht", engine=BatchedEngi
         "max_gradient_norm": 1.0,
     }
     cls = algorithm_class(method)
-    algorithm = cls(**{name: value for name, value in (settings | fields).items() if name not in cls.unsupported_options})
-    rows = ClientData(x, y, [20, 25, 15], objective, algorithm.examples_per_step)
-    exchange = engine(algorithm=algorithm, objective=objective, data=rows, seed=1, fingerprint=1)
-    server = initial_server(algorithm, objective, 1, torch.float32)
-    *_, last = train(algorithm, server, Population(3, range(3)), 1.0, exchange, rounds, 1)
+    algorithm = cls(**{name: value for name, value in (settings | fields).items() if name in cls.option_names() | {"density"}})
+    *_, last = run_training(algorithm, objective, x, y, [20, 25, 15], engine=engine, rounds=rounds)
     return algorithm.parameters(last.server)
 
 

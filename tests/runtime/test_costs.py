@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks import growth
-from benchmarks.contenders import ours
+from benchmarks import scaling
+from benchmarks.contenders import fedsieve
 from benchmarks.workloads import WORKLOADS
 
-DRAW = growth.GeneratedClientData._generate_batch
+DRAW = scaling.GeneratedClientData._generate_batch
 
 
 class Counting(TorchDispatchMode):
@@ -32,7 +32,7 @@ class Counting(TorchDispatchMode):
 
 def counted(name, **changes):
     """The least counts of three rounds, after a first: where scores tie, as those of one client alone often do, choosing takes more."""
-    play = ours.prepare(WORKLOADS[name]._replace(**changes))
+    play = fedsieve.prepare(WORKLOADS[name]._replace(**changes))
     play()
     found = []
     for _ in range(3):
@@ -77,7 +77,7 @@ def test_only_what_a_batch_touches_is_stepped_of_sparse_rows():
 def test_a_sparse_message_is_this_much_of_a_dense_one(name, share):
     """Both ways and with headers, over four bytes for every weight and gate."""
     work = WORKLOADS[name]._replace(num_clients=2, local_steps=1)
-    play = ours.prepare(work)
+    play = fedsieve.prepare(work)
     play()
     done = play()
     assert max(done.uplink.total / work.num_clients, done.downlink.total / work.num_clients) <= share * 8 * work.size
@@ -86,10 +86,10 @@ def test_a_sparse_message_is_this_much_of_a_dense_one(name, share):
 def test_of_a_million_clients_only_the_cohort_draws_rows(monkeypatch):
     drawn = []
     monkeypatch.setattr(
-        growth.GeneratedClientData, "_generate_batch", lambda self, client, hand: drawn.append(client) or DRAW(self, client, hand)
+        scaling.GeneratedClientData, "_generate_batch", lambda self, client, hand: drawn.append(client) or DRAW(self, client, hand)
     )
     work = WORKLOADS["W2"]._replace(num_clients=3, num_features=20, num_outputs=4, batch_size=8, local_steps=2)
-    next(growth.training_rounds(work, 1_000_000))
+    next(scaling.training_rounds(work, 1_000_000))
     assert len(drawn) == work.client_steps
     assert len(set(drawn)) == 3
     assert max(drawn) > 1000

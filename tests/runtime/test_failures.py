@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsieve.algorithms import ALGORITHMS, algorithm_class
+from fedsieve.algorithms import ALGORITHMS
 from fedsieve.core.aggregation import Aggregator
 from fedsieve.core.reply_validation import validate_replies
 from fedsieve.data.synthetic import Synthetic
@@ -17,6 +17,7 @@ from fedsieve.experiments.simulation import Simulation
 from fedsieve.runtime.evaluation import DivergedError, RunState
 from fedsieve.runtime.failures import LATE_REASON, Attack, Failures, find_offline, sample_malicious_clients
 from fedsieve.runtime.rounds import sample_cohort
+from helpers.algorithms import make_algorithm
 
 pytestmark = pytest.mark.usefixtures("few_test_rows")
 DATA = Synthetic(num_examples=300, num_features=40, true_density=0.1)
@@ -35,7 +36,7 @@ def run_of(method="fed-avg", failures=None, engine=Engine.BATCHED, rounds=4, **f
             data=DATA,
             federation=FederationConfig(**parts),
             failures=failures or Failures(),
-            algorithm=algorithm_class(method)(local_steps=5, batch_size=8),
+            algorithm=make_algorithm(method),
         )
     )
 

@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-from fedsieve.algorithms import ALGORITHMS, algorithm_class
+from fedsieve.algorithms import ALGORITHMS
 from fedsieve.core.aggregation import ClientWeighting
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import Engine, FederationConfig, Precision, RunConfig
 from fedsieve.experiments.resolve import resolve
 from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
+from helpers.algorithms import make_algorithm
 
 pytestmark = pytest.mark.usefixtures("few_test_rows")
 DATA = Synthetic(num_examples=300, num_features=40, num_classes=4, true_density=0.1)
@@ -27,7 +28,7 @@ def outcome(engine, task, method, weights=ClientWeighting.EXAMPLES, precision=Pr
             precision=precision,
             data=data,
             federation=FederationConfig(clients=12, participation=0.5, client_weighting=weights),
-            algorithm=algorithm_class(method)(**{"local_steps": 5, "batch_size": 8, **fields}),
+            algorithm=make_algorithm(method, **fields),
         )
     )
     steps = list(run_rounds(run, Simulation(run)))
@@ -87,7 +88,7 @@ def test_every_cell_has_parity(method, task, weights, fields):
 
 def test_a_cohort_too_large_for_the_cache_is_stepped_in_chunks_with_the_same_result(monkeypatch):
     whole = outcome(Engine.BATCHED, "lr", "flops-pa")
-    monkeypatch.setattr("fedsieve.runtime.batched.CACHED_NUMBERS", 8 * 40 * 2)
+    monkeypatch.setattr("fedsieve.runtime.batched.CACHE_FLOATS", 8 * 40 * 2)
     chunked = outcome(Engine.BATCHED, "lr", "flops-pa")
     assert torch.equal(whole[0], chunked[0])
 

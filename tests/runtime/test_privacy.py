@@ -6,7 +6,7 @@ from math import log, sqrt
 import pytest
 import torch
 
-from fedsieve.algorithms import ALGORITHMS, algorithm_class
+from fedsieve.algorithms import ALGORITHMS
 from fedsieve.core.aggregation import Aggregator, ClientWeighting
 from fedsieve.core.private_mean import GaussianMechanism, private_mean, standard_normal
 from fedsieve.core.random import server_sampler
@@ -17,6 +17,7 @@ from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
 from fedsieve.runtime.failures import Attack, Failures
 from fedsieve.runtime.privacy import Privacy, epsilon_by_round
+from helpers.algorithms import make_algorithm
 
 pytestmark = pytest.mark.usefixtures("few_test_rows")
 DATA = Synthetic(num_examples=300, num_features=40, true_density=0.1)
@@ -108,7 +109,7 @@ def test_a_resumed_account_goes_on_where_it_stood():
 
 def run_of(method="fed-avg", engine=Engine.BATCHED, privacy=Privacy(noise_multiplier=0.5), **fields):  # noqa: B008
     federation = fields.pop("federation", FederationConfig(clients=12, participation=0.5))
-    algorithm = algorithm_class(method)(local_steps=5, batch_size=8)
+    algorithm = make_algorithm(method)
     common = {"density": 0.1, "rounds": 3, "seed": 11, "precision": Precision.DOUBLE, "data": DATA, "algorithm": algorithm}
     return resolve(RunConfig(algorithm_name=method, engine=engine, federation=federation, privacy=privacy, **{**common, **fields}))
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.sparse import csr_matrix
 
-from fedsieve.algorithms import ALGORITHMS, algorithm_class
+from fedsieve.algorithms import ALGORITHMS
 from fedsieve.algorithms.flops_pa import FlopsPA, GateEncoding, GateNoise
 from fedsieve.algorithms.sieve import Sieve
 from fedsieve.algorithms.sieve_rules import Uplink
@@ -15,7 +15,10 @@ from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.runtime.batched import BatchedEngine
 from fedsieve.runtime.client_data import ClientData
 from fedsieve.runtime.loop import LoopEngine
-from fedsieve.runtime.rounds import Population, initial_broadcast, initial_server, train
+from fedsieve.runtime.rounds import initial_broadcast
+from fedsieve.runtime.sparse_training import make_client_engine
+from helpers.algorithms import make_algorithm
+from helpers.training import make_exchange, run_training
 
 FEATURES, LABELS = 120, 4
 OBJECTIVE = Linear(loss=Loss.MULTILABEL, num_features=FEATURES, num_outputs=LABELS)
@@ -32,16 +35,14 @@ def matrix():
 def outcome(algorithm, sparse, engine=BatchedEngine):
     x, y = matrix()
     x = csr_matrix(x) if sparse else torch.from_numpy(x)
-    rows = ClientData(x, torch.from_numpy(y), COUNTS, OBJECTIVE, algorithm.examples_per_step)
-    exchange = engine(algorithm=algorithm, objective=OBJECTIVE, data=rows, seed=2, fingerprint=1, dtype=torch.float64)
-    server = initial_server(algorithm, OBJECTIVE, 2, torch.float64)
-    *_, last = train(algorithm, server, Population(4, range(4)), 0.75, exchange, 5, 2, dtype=torch.float64)
+    options = {"engine": engine, "participation": 0.75, "seed": 2, "dtype": torch.float64}
+    *_, last = run_training(algorithm, OBJECTIVE, x, torch.from_numpy(y), COUNTS, **options)
     return algorithm.parameters(last.server), last
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_sparse_rows_give_the_dense_result(name):
-    algorithm = algorithm_class(name)(density=0.05, local_steps=6, batch_size=8, bits=32)
+    algorithm = make_algorithm(name, 6, density=0.05, bits=32)
     dense, sparse = outcome(algorithm, False), outcome(algorithm, True)
     assert torch.equal(dense[0] != 0, sparse[0] != 0)
     torch.testing.assert_close(sparse[0], dense[0], atol=1e-6, rtol=0)
@@ -80,30 +81,30 @@ def test_the_constraints_drift_reaches_gates_no_row_touched(dual_rate, close):
 
 @pytest.mark.parametrize("name", ["flops-pa", "fed-iter-ht", "fed-avg"])
 def test_engines_agree_on_sparse_rows(name):
-    algorithm = algorithm_class(name)(density=0.05, local_steps=6, batch_size=8)
+    algorithm = make_algorithm(name, 6, density=0.05)
     assert torch.equal(outcome(algorithm, True, LoopEngine)[0], outcome(algorithm, True, BatchedEngine)[0])
 
 
-def party(algorithm):
+def make_engine(algorithm):
     x, y = matrix()
-    rows = ClientData(csr_matrix(x), torch.from_numpy(y), COUNTS, OBJECTIVE, algorithm.examples_per_step)
-    return BatchedEngine(algorithm=algorithm, objective=OBJECTIVE, data=rows, seed=2, fingerprint=1, dtype=torch.float64)
+    exchange = make_exchange(algorithm, OBJECTIVE, csr_matrix(x), torch.from_numpy(y), COUNTS, seed=2, dtype=torch.float64)
+    return make_client_engine(exchange.context, exchange.data)
 
 
 @pytest.mark.parametrize("bits", [8, 32])
 def test_what_a_client_does_not_see_is_one_number_and_its_reply_the_same(bits):
     algorithm = FlopsPA(density=0.05, local_steps=6, batch_size=8, bits=bits)
-    engine, clock = party(algorithm), Clock(1, 5)
+    engine, clock = make_engine(algorithm), Clock(1, 5)
     packet = initial_broadcast(algorithm, OBJECTIVE, 2, clock, torch.float64)
-    begun = engine.initial_state(packet, clock)
-    assert begun is packet
+    state = engine.initial_state(packet, clock)
+    assert state is packet
     lengths = []
     with pytest.MonkeyPatch.context() as patch:
         reply_of = FlopsPA.client_reply
         patch.setattr(
-            FlopsPA, "client_reply", lambda self, state, *rest: lengths.append(len(state.weights[0])) or reply_of(self, state, *rest)
+            FlopsPA, "client_reply", lambda self, client, *rest: lengths.append(len(client.weights[0])) or reply_of(self, client, *rest)
         )
-        short = engine.train_and_reply(begun, clock, [3])
+        short = engine.train_and_reply(state, clock, [3])
         whole = engine.train_and_reply(algorithm.client_init(packet, OBJECTIVE.layout, clock, torch.float64), clock, [3])
     assert lengths[0] < lengths[1] == OBJECTIVE.layout.size
     assert torch.equal(short.support, whole.support) and short.size == whole.size
@@ -114,7 +115,7 @@ def test_what_a_client_does_not_see_is_one_number_and_its_reply_the_same(bits):
 
 def test_a_broken_rest_gate_stays_visible():
     algorithm = FlopsPA(density=0.05, local_steps=6, batch_size=8)
-    engine, clock = party(algorithm), Clock(1, 5)
+    engine, clock = make_engine(algorithm), Clock(1, 5)
     packet = initial_broadcast(algorithm, OBJECTIVE, 2, clock, torch.float64)
     packet.scalars["default_gate"] = torch.tensor(torch.nan)
     reply = engine.train_and_reply(engine.initial_state(packet, clock), clock, [3])

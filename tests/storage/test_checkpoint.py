@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.numpy import save as packed
 
-from fedsieve.algorithms import ALGORITHMS, algorithm_class
+from fedsieve.algorithms import ALGORITHMS
 from fedsieve.core.optimizers import Optimizer
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import Engine, FederationConfig, RunConfig
@@ -20,6 +20,7 @@ from fedsieve.experiments.simulation import Simulation
 from fedsieve.runtime.evaluation import RunState
 from fedsieve.storage import checkpoint
 from fedsieve.storage.checkpoint import CheckpointError, SettingsChangedError
+from helpers.algorithms import make_algorithm
 
 DATA = Synthetic(num_examples=200, num_features=30, true_density=0.1)
 
@@ -49,7 +50,7 @@ def small(method="sieve", **fields):
         "data": DATA,
         "federation": FederationConfig(clients=8, participation=0.5),
     }
-    algorithm = algorithm_class(method)(local_steps=3, batch_size=8, server_optimizer=Optimizer.ADAM, server_learning_rate=0.1)
+    algorithm = make_algorithm(method, 3, server_optimizer=Optimizer.ADAM, server_learning_rate=0.1)
     return resolve(RunConfig(algorithm_name=method, algorithm=algorithm, **(options | fields)))
 
 

@@ -5,19 +5,19 @@ from functools import partial
 
 import pytest
 
-from fedsieve.algorithms import algorithm_class
 from fedsieve.core.optimizers import StepRule
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import FederationConfig, RunConfig
 from fedsieve.studies import results, runner
 from fedsieve.studies.runner import Condition, Study, compute_study
+from helpers.algorithms import make_algorithm
 
 pytestmark = pytest.mark.usefixtures("few_test_rows")
 
 
 def small(method, seed, **options):
     data = Synthetic(num_examples=200, num_features=30, true_density=0.1)
-    algorithm = algorithm_class(method)(**({"local_steps": 3, "batch_size": 8} | options))
+    algorithm = make_algorithm(method, 3, **options)
     return RunConfig(
         task="lr",
         algorithm_name=method,

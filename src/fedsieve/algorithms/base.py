@@ -1,5 +1,6 @@
-"""What every method shares: the options that are nobody's privilege, and the arithmetic they stand for."""
+"""What every algorithm shares: the common options and their validation, encoding, decoding and averaging of messages."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from math import inf
@@ -10,7 +11,15 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from fedsieve.core import budgets, optimizers, schedules, topk
-from fedsieve.core.aggregation import Aggregator, ClientWeighting, client_weights, mean, riemannian_mean, sparse_mean
+from fedsieve.core.aggregation import (
+    Aggregator,
+    ClientWeighting,
+    client_weights,
+    mean,
+    quantized_mean,
+    riemannian_mean,
+    sparse_mean,
+)
 from fedsieve.core.budgets import Budget, BudgetRule
 from fedsieve.core.optimizers import Moments, Optimizer, StepRule
 from fedsieve.core.packets import GATE_FIELDS, Packet, SparseVector, dense_packet, sparse_packet
@@ -19,76 +28,76 @@ from fedsieve.core.quantization import ALLOWED_BITS
 from fedsieve.core.random import Draw
 from fedsieve.core.robust_aggregation import robust_aggregate
 from fedsieve.core.schedules import DensitySchedule
-from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply, StackedReplies, stack_replies
+from fedsieve.core.types import Batch, Clock, EngineSupport, Layout, Objective, Reply, StackedReplies, Workload, stack_replies
 
 DENSITY_SCHEDULE_OPTIONS = frozenset({"density_schedule", "initial_density", "anneal_start", "anneal_end", "warmup"})
-"""Options about the density of messages: nothing to methods whose messages are dense, or have one support for good."""
+"""Options of the density of messages. Algorithms with dense messages or a fixed support do not support them."""
 INITIAL_DENSITY_FACTOR, MAX_INITIAL_DENSITY = 6.0, 0.3
-"""Where a falling schedule begins: so many times its target, at most this density (decision H20)."""
+"""Initial density of an annealed schedule: this factor times the target, at most this density (decision H20)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class BaseAlgorithm:
-    """Options of every method. A field's comment is its help text."""
+class BaseAlgorithm(ABC):
+    """Options of every algorithm. The text below a field is its help text."""
 
     default_rounds: ClassVar[int] = 100
     default_participation: ClassVar[float] = 0.05
     default_max_norm_ratio: ClassVar[float] = 100.0
-    """how many times as far as the cohort's median a reply may move; honest ones were seen to move 30 times as far"""
+    """maximum norm of an update over the cohort's median norm; ratios of 30 were observed for honest clients"""
     holds_everywhere: ClassVar[bool] = False
-    """whether the defaults of steps and schedules are one rule for all linear tasks, not to be replaced by what was tuned on one"""
+    """whether the default options apply to all linear tasks and are not replaced by options tuned for one task"""
     allowed_bits: ClassVar[tuple[int | None, ...]] = ALLOWED_BITS
-    """bits a value may have in messages; None where the method has a rule"""
+    """bits per value in messages; None if the algorithm decides"""
     unsupported_options: ClassVar[frozenset[str]] = frozenset()
-    """options below that mean nothing to this method: it does not offer them and refuses another value"""
+    """options below that have no effect on this algorithm; it does not offer them and rejects other values"""
 
     density: float = field(default=0.05, metadata={"section": "run"})
-    """fraction of weights that may be non-zero"""
+    """fraction of weights that may be nonzero"""
     client_weighting: ClientWeighting = field(default=ClientWeighting.EXAMPLES, metadata={"section": "federation"})
-    """how much each client of a cohort counts"""
+    """weights of clients in the average"""
     aggregator: Aggregator = field(default=Aggregator.WEIGHTED, metadata={"section": "federation"})
-    """what stands in the middle of a cohort's replies"""
+    """how client updates are aggregated"""
     max_malicious_fraction: float = field(default=0.3, metadata={"section": "federation"})
-    """share of a cohort that may be hostile, for the trimmed mean and krum"""
+    """fraction of a cohort that may be malicious, for the trimmed mean and multi-Krum"""
     privacy: GaussianMechanism | None = field(default=None, metadata={"section": "privacy"})
-    """how far one client's reply may move the mean, and the noise that hides it"""
+    """clipping and noise of a differentially private mean; None: no privacy"""
     batch_size: int | Literal["all"] = 32
-    """rows a client uses per step, or all of them"""
+    """examples per local step, or all examples of the client"""
     local_steps: int = 30
-    """n(B): local steps a round (for gradient methods: exchanges a round)"""
+    """n(B): local steps per round"""
     learning_rate: float = 1.0
-    """learning rate of the weights: a step size, or for the Polyak rule its factor"""
+    """learning rate of the weights: the step size, or the factor of the Polyak step"""
     final_learning_rate_fraction: float = 0.1
-    """the rate falls along half a cosine to this fraction"""
+    """the learning rate decays along a half cosine to this fraction"""
     step_rule: StepRule = StepRule.POLYAK
-    """a client's step: rate itself, capped at 1/L, or Polyak's"""
+    """step size of a client: the learning rate, capped at 1/L, or Polyak's"""
     max_gradient_norm: float = inf
-    """longest gradient of a client; longer ones are shortened"""
+    """maximum norm of a client's gradient; longer gradients are clipped"""
     bits: Literal[32, 16, 8, 4] = 8
-    """precision of the values in messages"""
+    """bits per value in messages"""
     sparsity_allocation: BudgetRule = BudgetRule.GLOBAL
-    """how kept weights are spread over layers"""
+    """how the kept weights are distributed over layers"""
     density_schedule: DensitySchedule = DensitySchedule.CONSTANT
-    """how the density of messages falls to its target"""
+    """how the density of messages approaches its target"""
     initial_density: float | None = None
-    """density of messages when a falling schedule begins (none: six times the target, .3 at most)"""
+    """density of messages at the start of an annealed schedule (default: six times the target, at most .3)"""
     anneal_start: float = 0.0
-    """part of the rounds before a falling schedule begins to fall"""
+    """fraction of the rounds after which annealing starts"""
     anneal_end: float = 0.5
-    """part of the rounds after which the schedule has reached its target"""
+    """fraction of the rounds after which the target density is reached"""
     warmup: int = 0
-    """first rounds with dense messages and no selection"""
+    """number of first rounds with dense messages"""
     server_optimizer: Optimizer = Optimizer.SGD
-    """the server's optimizer on the aggregate"""
+    """optimizer of the server"""
     server_learning_rate: float = 1.0
-    """the server's learning rate"""
+    """learning rate of the server"""
     server_momentum: float = 0.9
-    """how much of its last move the server repeats, with --algorithm.server-optimizer momentum or adam"""
+    """momentum of the server's optimizer (momentum and adam)"""
     residual_decay: float = 0.0
-    """how much of what a broadcast left out stays at the server for the next round"""
+    """fraction of the weights left out of a broadcast that the server keeps for the next round (error feedback)"""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work while a person can still mend it."""
+        """Validate the options."""
         for name in sorted(self.unsupported_options):
             if getattr(self, name) != getattr(type(self), name):
                 raise ValueError(
@@ -107,137 +116,154 @@ class BaseAlgorithm:
             initial_density=self.initial_message_density,
             final_learning_rate_fraction=self.final_learning_rate_fraction,
             server_momentum=self.server_momentum,
+            anneal_start=self.anneal_start,
+            anneal_end=self.anneal_end,
         )
-        require_fraction(anneal_start=self.anneal_start, anneal_end=self.anneal_end)
         if self.resolved_schedule is not DensitySchedule.CONSTANT and not self.anneal_start < self.anneal_end:
             raise ValueError(f"algorithm.anneal-start {self.anneal_start:g} must be before algorithm.anneal-end {self.anneal_end:g}")
         if not 0 <= self.max_malicious_fraction < 0.5:
             raise ValueError(
-                f"tolerate must be at least 0 and below 0.5: no mean outvotes a hostile majority; got {self.max_malicious_fraction:g}"
+                f"federation.max-malicious-fraction must be at least 0 and below 0.5: no aggregator tolerates a malicious majority; "
+                f"got {self.max_malicious_fraction:g}"
             )
         if self.aggregator is not Aggregator.WEIGHTED and self.client_weighting is ClientWeighting.RIEMANNIAN:
             raise ValueError(
-                f"weights riemannian is a mean itself and cannot go with mean {self.aggregator}; use examples, sqrt or uniform"
+                f"federation.client-weighting riemannian is a mean itself and cannot be combined with federation.aggregator "
+                f"{self.aggregator}; use examples, sqrt or uniform"
             )
         if self.bits not in self.allowed_bits:
-            raise ValueError(f"bits must be one of {', '.join(map(str, ALLOWED_BITS))}, the precisions of a message; got {self.bits}")
+            raise ValueError(f"algorithm.bits must be one of {', '.join(map(str, ALLOWED_BITS))}; got {self.bits}")
 
     @classmethod
     def option_names(cls) -> frozenset[str]:
-        """The options of this method, those of other sections apart."""
+        """Return the names of the options in the section `algorithm`."""
         return frozenset(f.name for f in fields(cls) if "section" not in f.metadata) - cls.unsupported_options
 
-    # What the round needs to know
+    # The round, as the `Algorithm` protocol describes it
 
     @property
-    def exchanges_per_round(self) -> int:
-        """Exchanges a round: one, unless gradients are exchanged."""
-        return 1
+    def workload(self) -> Workload:
+        """One exchange per round with `local_steps` local steps."""
+        batch_size = None if self.batch_size == "all" else self.batch_size
+        return Workload(1, self.local_steps, batch_size, self.step_rule is StepRule.CAPPED)
+
+    @abstractmethod
+    def init(self, layout: Layout, weights: Float[Tensor, " p"], draw: Draw) -> Any:
+        """Return the initial server state."""
+
+    @abstractmethod
+    def broadcast(self, server: Any, clock: Clock, draw: Draw) -> Packet:
+        """Return the message to the cohort."""
+
+    @abstractmethod
+    def client_init(self, packet: Packet, layout: Layout, clock: Clock, dtype: torch.dtype) -> Any:
+        """Return the client state that the broadcast defines."""
+
+    @abstractmethod
+    def client_step(self, objective: Objective, client: Any, batch: Batch, clock: Clock, draw: Draw) -> Any:
+        """Return the clients after one local step."""
+
+    @abstractmethod
+    def client_reply(self, client: Any, clock: Clock, draw: Draw) -> Packet:
+        """Return the replies of the clients."""
+
+    @abstractmethod
+    def aggregate(self, server: Any, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Any:
+        """Return the server state after the replies to `packet`."""
+
+    def end_round(self, server: Any, clock: Clock) -> Any:
+        """Return the server state unchanged."""
+        return server
+
+    @abstractmethod
+    def parameters(self, server: Any) -> Float[Tensor, " p"]:
+        """Return the test-time parameters, of which exactly m are nonzero."""
+
+    @abstractmethod
+    def unprojected_parameters(self, server: Any) -> Float[Tensor, " p"]:
+        """Return the parameters before the final projection."""
+
+    def diagnostics(self, server: Any) -> dict[str, Tensor]:
+        """Return no numbers."""
+        return {}
 
     @property
-    def steps_per_exchange(self) -> int:
-        """Local steps per exchange."""
-        return self.local_steps
-
-    @property
-    def examples_per_step(self) -> int | None:
-        """Rows a step; None is all of them."""
-        return None if self.batch_size == "all" else self.batch_size
-
-    @property
+    @abstractmethod
     def all_reply_fields(self) -> frozenset[str]:
-        """What a client's packet is made of."""
-        return frozenset({"theta"})
+        """The fields and scalars that a reply of any round may have."""
 
     def expected_reply_fields(self, packet: Packet, clock: Clock) -> frozenset[str]:
-        """What replies to a packet are made of: the same in every round."""
+        """Return `all_reply_fields`: replies have the same fields in every round."""
         return self.all_reply_fields
 
-    @property
-    def needs_all_nonzero_weights(self) -> bool:
-        """Whether a local step compares all weights with each other, so that none that is not zero may be left out of sight."""
-        return False
+    def decode_sparse(self, packet: Packet, dtype: torch.dtype) -> dict[str, SparseVector]:
+        """Return every field, and every scalar as a vector of length one."""
+        vectors = {name: SparseVector(values.decode(dtype), packet.support) for name, values in packet.fields.items()}
+        return vectors | {name: SparseVector(packet.scalar(name, dtype)[..., None]) for name in packet.scalars}
+
+    def public_support(self, packet: Packet, clock: Clock) -> Int64[Tensor, " m"] | None:
+        """Return the support of replies if it follows from the broadcast alone, or None if clients choose it."""
+        return None
 
     @property
-    def unseen_weights_are_equal(self) -> bool:
-        """Whether a client treats all weights alike that neither a sparse broadcast nor its rows speak of: one can stand for them."""
-        return False
+    @abstractmethod
+    def engine_support(self) -> EngineSupport:
+        """What engines may use to run the algorithm on sparse examples and on stacks of clients."""
 
-    @property
-    def needs_smoothness(self) -> bool:
-        """Only the capped step asks for L."""
-        return self.step_rule is StepRule.CAPPED
-
-    # Schedules
+    # Schedules and budgets
 
     def learning_rate_factor(self, clock: Clock) -> float:
-        """The cosine factor of every learning rate."""
+        """Return the cosine factor of every learning rate in this round."""
         return schedules.cosine_decay(clock.round / clock.num_rounds, self.final_learning_rate_fraction)
 
     @property
     def milestones(self) -> dict[str, float]:
-        """The parts of the rounds after which the method changes what it does, by what happens there."""
+        """The fractions of the rounds after which the algorithm changes its behaviour, by description."""
         if self.resolved_schedule is DensitySchedule.CONSTANT:
             return {}
         return {"schedule begins": self.anneal_start, "schedule ends": self.anneal_end}
 
     @property
     def resolved_schedule(self) -> DensitySchedule:
-        """The schedule of messages."""
+        """The schedule of the density of messages."""
         return self.density_schedule
 
     @property
     def initial_message_density(self) -> float:
-        """The density of messages when a falling schedule begins."""
+        """The density of messages at the start of an annealed schedule."""
         return min(INITIAL_DENSITY_FACTOR * self.density, MAX_INITIAL_DENSITY) if self.initial_density is None else self.initial_density
 
     def message_density(self, clock: Clock) -> float:
-        """The density of this round's messages: 1 while warming up, then the schedule's."""
+        """Return the density of this round's messages: 1 during warm-up, then that of the schedule."""
         if clock.round < self.warmup:
             return 1.0
         begin = self.anneal_start * clock.num_rounds
         progress = (clock.round - begin) / max(self.anneal_end * clock.num_rounds - begin, 1)
-        return schedules.scheduled_density(
-            self.density, max(self.initial_message_density, self.density), max(progress, 0.0), self.resolved_schedule
-        )
+        initial = max(self.initial_message_density, self.density)
+        return schedules.scheduled_density(self.density, initial, max(progress, 0.0), self.resolved_schedule)
 
     def message_budget(self, layout: Layout, clock: Clock) -> Budget:
-        """How many weights each layer may send this round."""
+        """Return how many weights of each layer a message of this round has."""
         return self.budget_for(layout, self.message_density(clock))
 
     def final_budget(self, layout: Layout) -> Budget:
-        """How many weights each layer of the finished model has."""
+        """Return how many weights of each layer the final model keeps."""
         return self.budget_for(layout, self.density)
 
     def budget_for(self, layout: Layout, density: float) -> Budget:
-        """How many weights of each layer a density is, in whole groups; free coordinates come on top."""
-        parts = budgets.allocate_budget(list(layout.layers.values()), budgets.num_kept(density, layout.num_gated), self.sparsity_allocation)
+        """Return how many weights of each layer a density keeps, in whole groups; ungated coordinates are added."""
+        kept = budgets.num_kept(density, layout.num_gated)
+        parts = budgets.allocate_budget(list(layout.layers.values()), kept, self.sparsity_allocation)
         if layout.groups is not None:
-            parts = tuple((part, self._round_to_groups(kept, layout.groups[part])) for part, kept in parts)
+            parts = tuple((part, budgets.round_to_groups(kept, layout.groups[part])) for part, kept in parts)
         return (*parts, (slice(layout.num_gated, layout.size), layout.num_ungated)) if layout.num_ungated else parts
 
-    @staticmethod
-    def _round_to_groups(kept: int, groups: Tensor) -> int:
-        """The most coordinates that whole groups can hold; where their sizes differ, what they may hold at most."""
-        sizes = (groups - groups.amin()).bincount()
-        least = int(sizes.amin())
-        if kept < least:
-            raise ValueError(f"a budget of {kept} weights is less than one group of {least}; ask for a higher density")
-        return kept - kept % least if budgets.groups_have_equal_size(groups) else kept
-
     def replies_have_equal_length(self, layout: Layout) -> bool:
-        """Whether all clients' messages have one length: not where a budget is filled with groups of unequal size."""
-        return layout.groups is None or all(budgets.groups_have_equal_size(layout.groups[part]) for part, _ in self.final_budget(layout))
+        """Return whether all replies have the same number of entries: not if groups have unequal sizes."""
+        groups = layout.groups
+        return groups is None or all(budgets.groups_have_equal_size(groups[part]) for part, _ in self.final_budget(layout))
 
-    # One step and one message
-
-    def fused_sparse_step(self, objective: Objective, client: Any, at: Int64[Tensor, " n"], batch: Batch, clock: Clock) -> bool:
-        """`client_step` on the features `at` some places of a client that holds more, where they stand: not by this method."""
-        return False
-
-    def apply_skipped_steps(self, client: Any, missed: Float[Tensor, "k p"], clock: Clock) -> Any:
-        """What local steps do to coordinates without a gradient, `missed` times each, where rows are sparse: nothing."""
-        return client
+    # Local steps
 
     def step_size(
         self,
@@ -247,127 +273,125 @@ class BaseAlgorithm:
         clock: Clock,
         gate: Float[Tensor, "k p"] | None = None,
     ) -> Float[Tensor, "k 1"]:
-        """Each client's step along the gradient it follows (times its gates, where given), found before clipping."""
-        return optimizers.step_size(
-            self.step_rule, self.learning_rate * self.learning_rate_factor(clock), loss, gradient, batch.smoothness, gate
-        )
+        """Return each client's step size along the gradient (times its gates, if given), before clipping."""
+        rate = self.learning_rate * self.learning_rate_factor(clock)
+        return optimizers.step_size(self.step_rule, rate, loss, gradient, batch.smoothness, gate)
 
     def gradient_and_step_size(
         self, objective: Objective, theta: Float[Tensor, "k p"], batch: Batch, clock: Clock
     ) -> tuple[Float[Tensor, "k p"], Float[Tensor, "k 1"]]:
-        """The clipped gradient of the batch loss at theta, and the step along it."""
+        """Return the clipped gradient of the batch loss at theta, and the step size along it."""
         loss, gradient = objective.gradient(theta, batch)
         return optimizers.clip_norm(gradient, self.max_gradient_norm), self.step_size(loss, gradient, batch, clock)
 
-    def encode_sparse(self, vector: Float[Tensor, "*k p"], chosen: Bool[Tensor, "*k p"], draw: Draw) -> Packet:
-        """The chosen entries of a vector as a message."""
-        return sparse_packet(topk.mask_to_indices(chosen), {"theta": vector}, self.bits, draw)
+    # Messages
 
-    def encode_dense(self, vector: Float[Tensor, "*k p"], draw: Draw) -> Packet:
-        """All of a vector as a message."""
-        return dense_packet({"theta": vector}, self.bits, draw)
+    def encode_dense(self, theta: Float[Tensor, "*k p"], draw: Draw) -> Packet:
+        """Return a message with all weights."""
+        return dense_packet({"theta": theta}, self.bits, draw)
+
+    def encode_sparse(self, theta: Float[Tensor, "*k p"], mask: Bool[Tensor, "*k p"], draw: Draw) -> Packet:
+        """Return a message with the weights under the mask."""
+        return sparse_packet(topk.mask_to_indices(mask), {"theta": theta}, self.bits, draw)
+
+    def encode_top(self, theta: Float[Tensor, "*k p"], layout: Layout, clock: Clock, draw: Draw) -> Packet:
+        """Return a message with H_m(theta), the largest weights of the round's budget."""
+        return self.encode_sparse(theta, topk.top_mask(theta.abs(), self.message_budget(layout, clock), layout.groups), draw)
 
     def decode_dense(
-        self, packet: Packet, dtype: torch.dtype, rest: Mapping[str, Tensor] | None = None
+        self, packet: Packet, dtype: torch.dtype, background: Mapping[str, Tensor] | None = None
     ) -> dict[str, Float[Tensor, "*k _n"]]:
-        """What a packet, or a stack of them, says, part by part, as full vectors: `rest` (or 0) where it is silent."""
-        return {name: part.densify((rest or {}).get(name), packet.size) for name, part in self.decode_sparse(packet, dtype).items()}
-
-    def decode_sparse(self, packet: Packet, dtype: torch.dtype) -> dict[str, SparseVector]:
-        """The parts: every field, and every scalar as a vector of one."""
-        fields = {name: SparseVector(values.decode(dtype), packet.support) for name, values in packet.fields.items()}
-        return fields | {name: SparseVector(packet.scalar(name, dtype)[..., None]) for name in packet.scalars}
-
-    def client_deltas(self, packet: Packet, replies: Sequence[Reply], dtype: torch.dtype) -> dict[str, Float[Tensor, "k _n"]]:
-        """Each reply less the broadcast, 0 where it is silent: an absent entry is no change. What was not broadcast is a difference."""
-        sent = self.decode_dense(packet, dtype)
-        return {name: said - sent[name] if name in sent else said for name, said in self.decode_replies(replies, dtype, sent).items()}
+        """Return the vectors of a packet as dense vectors; missing entries are taken from `background`, or are 0."""
+        vectors = self.decode_sparse(packet, dtype)
+        return {name: vector.densify((background or {}).get(name), packet.size) for name, vector in vectors.items()}
 
     def decode_replies(
-        self, replies: Sequence[Reply], dtype: torch.dtype, rest: Mapping[str, Tensor] | None = None
+        self, replies: Sequence[Reply], dtype: torch.dtype, background: Mapping[str, Tensor] | None = None
     ) -> dict[str, Float[Tensor, "k _n"]]:
-        """What `read` says of each reply, all of one form at once."""
+        """Return `decode_dense` of every reply, stacked."""
         if (stack := stack_replies(replies)) is not None:
-            return self.decode_dense(stack, dtype, rest)
-        said = [self.decode_dense(reply.packet, dtype, rest) for reply in replies]
-        return {name: torch.stack([parts[name] for parts in said]) for name in said[0]}
+            return self.decode_dense(stack, dtype, background)
+        decoded = [self.decode_dense(reply.packet, dtype, background) for reply in replies]
+        return {name: torch.stack([vectors[name] for vectors in decoded]) for name in decoded[0]}
 
-    def public_support(self, packet: Packet, clock: Clock) -> Int64[Tensor, " m"] | None:
-        """The coordinates that replies to a packet speak of by rule, whatever the data: its own, or all where clients choose."""
-        return None
+    def client_deltas(self, packet: Packet, replies: Sequence[Reply], dtype: torch.dtype) -> dict[str, Float[Tensor, "k _n"]]:
+        """Return each reply minus the broadcast. An entry missing in a reply is no change."""
+        sent = self.decode_dense(packet, dtype)
+        decoded = self.decode_replies(replies, dtype, sent)
+        return {name: vectors - sent[name] if name in sent else vectors for name, vectors in decoded.items()}
 
     def aggregate_replies(
-        self, packet: Packet, replies: Sequence[Reply], like: Float[Tensor, " p"], clock: Clock, draw: Draw
+        self,
+        packet: Packet,
+        replies: Sequence[Reply],
+        like: Float[Tensor, " p"],
+        clock: Clock,
+        draw: Draw,
+        *,
+        gradients: bool = False,
     ) -> dict[str, Float[Tensor, " _n"]]:
-        """What the cohort says, part by part: the weighted mean, with 0 where a packet is silent (L152).
+        """Return the weighted mean of the replies, by field; an entry missing in a reply counts as 0 (L152).
 
-        A robust or private mean is the broadcast and a mean of the differences to it: there an absent entry is no change.
+        A robust or private aggregate is the broadcast plus an aggregate of the deltas; there a missing entry is no change. Dense
+        `gradients` are averaged in quantized form.
         """
-        shares = client_weights(num_examples(replies), self.client_weighting, like.dtype, like.device)
+        weights = client_weights(num_examples(replies), self.client_weighting, like.dtype, like.device)
         if self.privacy is not None or self.aggregator is not Aggregator.WEIGHTED:
-            sent, moved = self.decode_dense(packet, like.dtype), self.client_deltas(packet, replies, like.dtype)
+            sent, deltas = self.decode_dense(packet, like.dtype), self.client_deltas(packet, replies, like.dtype)
             if self.privacy is None:
-                step = robust_aggregate(moved, shares, self.aggregator, self.max_malicious_fraction)
+                update = robust_aggregate(deltas, weights, self.aggregator, self.max_malicious_fraction)
             else:
-                step = private_mean(moved, self.privacy, self.public_support(packet, clock), draw)
-            return {name: sent[name] + part if name in sent else part for name, part in step.items()}
-        stack = stack_replies(replies)
-        if stack is None or self.client_weighting is ClientWeighting.RIEMANNIAN:
-            said = self.decode_replies(replies, like.dtype)
-            return {name: mean(part, shares) if name in GATE_FIELDS else self.mean_vector(part, shares) for name, part in said.items()}
-        return self.weighted_mean(stack, shares)
+                update = private_mean(deltas, self.privacy, self.public_support(packet, clock), draw)
+            return {name: sent[name] + part if name in sent else part for name, part in update.items()}
+        stack, riemannian = stack_replies(replies), self.client_weighting is ClientWeighting.RIEMANNIAN
+        if stack is None or riemannian:
+            decoded = self.decode_replies(replies, like.dtype)
+            return {
+                name: riemannian_mean(vectors, weights) if riemannian and name not in GATE_FIELDS else mean(vectors, weights)
+                for name, vectors in decoded.items()
+            }
+        if gradients:
+            return {name: quantized_mean(values, weights) for name, values in stack.fields.items()}
+        return {name: sparse_mean(vector, weights, stack.size) for name, vector in self.decode_sparse(stack, weights.dtype).items()}
 
-    def weighted_mean(self, stack: Packet, shares: Float[Tensor, " k"]) -> dict[str, Float[Tensor, " _n"]]:
-        """The weighted mean of what a stack says, part by part."""
-        return {name: sparse_mean(part, shares, stack.size) for name, part in self.decode_sparse(stack, shares.dtype).items()}
-
-    def mean_vector(self, vectors: Float[Tensor, "k n"], shares: Float[Tensor, " k"]) -> Float[Tensor, " n"]:
-        """The mean of vectors: plain, or on the sphere (decision D6)."""
-        return riemannian_mean(vectors, shares) if self.client_weighting is ClientWeighting.RIEMANNIAN else mean(vectors, shares)
+    def server_update(self, moments: Moments, sent: Float[Tensor, " p"], mean: Float[Tensor, " p"]) -> tuple[Float[Tensor, " p"], Moments]:
+        """Return the server's step from the broadcast towards the mean; sent - mean is the pseudo-gradient."""
+        return optimizers.step(self.server_optimizer, moments, sent, sent - mean, self.server_learning_rate, momentum=self.server_momentum)
 
 
 def num_examples(replies: Sequence[Reply]) -> tuple[int, ...]:
-    """n_k of those who replied."""
+    """Return n_k of every reply."""
     return tuple(replies.num_examples if isinstance(replies, StackedReplies) else [reply.num_examples for reply in replies])
 
 
-def project_to_budget(kept: Budget, theta: Float[Tensor, " p"], layout: Layout) -> Float[Tensor, " p"]:
-    """The final projection: the largest weights of the budget, zeros elsewhere (decision C5).
+def project_to_budget(budget: Budget, theta: Float[Tensor, " p"], layout: Layout) -> Float[Tensor, " p"]:
+    """Return the largest weights of the budget, zeros elsewhere: the final projection (decision C5).
 
-    A kept weight that rounding in dense messages made exactly zero becomes the smallest float: the count holds, the model is the same.
+    A kept weight that quantization made exactly zero becomes the smallest float, so that the count is exact and the model the same.
     """
-    some = torch.where(theta == 0, torch.full_like(theta, torch.finfo(torch.float32).tiny), theta)
-    return torch.where(topk.top_mask(theta.abs(), kept, layout.groups), some, torch.zeros_like(theta))
+    nonzero = torch.where(theta == 0, torch.full_like(theta, torch.finfo(torch.float32).tiny), theta)
+    return torch.where(topk.top_mask(theta.abs(), budget, layout.groups), nonzero, torch.zeros_like(theta))
 
 
-def server_update(
-    method: BaseAlgorithm, moments: Moments, sent: Float[Tensor, " p"], mean: Float[Tensor, " p"]
-) -> tuple[Float[Tensor, " p"], Moments]:
-    """The server's move from what it sent towards the cohort's mean: sent - mean is its pseudo-gradient."""
-    return optimizers.step(
-        method.server_optimizer, moments, sent, sent - mean, method.server_learning_rate, momentum=method.server_momentum
-    )
-
-
-def require_at_least(least: float, **fields: float) -> None:
-    """Refuse values below `least`."""
-    for name, value in fields.items():
+def require_at_least(least: float, **options: float) -> None:
+    """Raise ValueError if an option is below `least`."""
+    for name, value in options.items():
         if not value >= least:
             raise ValueError(f"{_option_name(name)} must be at least {least}; got {value}")
 
 
-def require_positive(**fields: float) -> None:
-    """Refuse values that are not above 0."""
-    for name, value in fields.items():
+def require_positive(**options: float) -> None:
+    """Raise ValueError if an option is not above 0."""
+    for name, value in options.items():
         if not value > 0:
             raise ValueError(f"{_option_name(name)} must be above 0; got {value}")
 
 
-def require_fraction(**fields: float) -> None:
-    """Refuse values outside [0, 1]."""
-    for name, value in fields.items():
+def require_fraction(**options: float) -> None:
+    """Raise ValueError if an option is outside [0, 1]."""
+    for name, value in options.items():
         if not 0 <= value <= 1:
-            raise ValueError(f"{_option_name(name)} is a fraction and must lie between 0 and 1; got {value}")
+            raise ValueError(f"{_option_name(name)} is a fraction and must be between 0 and 1; got {value}")
 
 
 def _option_name(name: str) -> str:

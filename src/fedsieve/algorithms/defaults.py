@@ -1,4 +1,4 @@
-"""Settings that go with a kind of model, whichever method trains it."""
+"""Default options for a kind of model, for every algorithm."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from fedsieve.core.optimizers import StepRule
 from fedsieve.core.schedules import DensitySchedule
 
 DENSITY_ANNEALING = {"density_schedule": DensitySchedule.CUBIC}
-"""Messages are denser at first: selection by a start that has learned little keeps the wrong weights."""
+"""Messages are denser at first: a model that has learned little would select the wrong weights."""
 NETWORK_DEFAULTS = {
     **DENSITY_ANNEALING,
     "sparsity_allocation": BudgetRule.ERK,
@@ -17,13 +17,19 @@ NETWORK_DEFAULTS = {
     "learning_rate": 0.8,
     "max_gradient_norm": 1.0,
     "local_steps": 60,
+    "exchanges": 60,
 }
-"""For networks, whose flat regions make Polyak's step explode: per-layer budgets, a density schedule, short steps."""
+"""For networks, whose flat regions make the Polyak step diverge: budgets per layer, annealed density, clipped steps."""
 
 
-def select_supported(method: type[BaseAlgorithm], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the settings that a method has; one with a schedule of its own keeps it."""
-    own = method.option_names()
-    if method.density_schedule is DensitySchedule.CUBIC:
-        own -= {*DENSITY_ANNEALING, "anneal_end"}
-    return {name: value for name, value in settings.items() if name in own}
+def select_supported(algorithm: type[BaseAlgorithm], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that an algorithm supports; an algorithm with its own density schedule keeps it."""
+    supported = algorithm.option_names()
+    if algorithm.density_schedule is DensitySchedule.CUBIC:
+        supported -= {*DENSITY_ANNEALING, "anneal_end"}
+    return {name: value for name, value in options.items() if name in supported}
+
+
+def batches_per_round(algorithm: type[BaseAlgorithm], count: int) -> dict[str, int]:
+    """Return the option that sets n(B), the number of a client's mini-batches in a round."""
+    return {"exchanges" if "exchanges" in algorithm.option_names() else "local_steps": count}

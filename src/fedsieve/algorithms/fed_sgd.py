@@ -1,90 +1,117 @@
-"""Dense federated SGD: gradients aggregated every mini-batch, Adam at the server, one final top-m."""
+"""FedSGD (McMahan et al. 2017): dense gradients aggregated after every mini-batch, Adam at the server, one final top-m."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsieve.algorithms.averaging import Averaging, Client, Server
-from fedsieve.algorithms.base import DENSITY_SCHEDULE_OPTIONS, BaseAlgorithm
+from fedsieve.algorithms.base import DENSITY_SCHEDULE_OPTIONS, BaseAlgorithm, project_to_budget, require_at_least
+from fedsieve.algorithms.fed_avg import Server
 from fedsieve.core import optimizers
-from fedsieve.core.aggregation import quantized_mean
-from fedsieve.core.optimizers import Optimizer, StepRule
+from fedsieve.core.optimizers import Optimizer, StepRule, initial_moments
 from fedsieve.core.packets import Packet, dense_packet
 from fedsieve.core.random import Draw
-from fedsieve.core.types import Batch, Clock, Objective, Reply
+from fedsieve.core.types import Batch, Clock, EngineSupport, Layout, Objective, Reply, Workload
+
+UNUSED_BY_GRADIENT_EXCHANGE = frozenset({"learning_rate", "residual_decay", "local_steps"})
+"""Options without effect if clients send gradients: the server takes the steps, and it sends all weights."""
+
+
+class Client(NamedTuple):
+    """The weights of a stack of clients; after the step, the gradient at these weights."""
+
+    theta: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradientExchange(BaseAlgorithm):
-    """n(B) exchanges a round with one cohort, each a single gradient a client (L142-168)."""
+class FedSGD(BaseAlgorithm):
+    """FLoPS without gates."""
 
     default_rounds: ClassVar[int] = 50
     default_participation: ClassVar[float] = 0.1
-    unsupported_options: ClassVar[frozenset[str]] = frozenset(
-        {"learning_rate", "residual_decay"}
-    )  # a server steps and has sent everything, a client differentiates
     default_max_norm_ratio: ClassVar[float] = inf
-    """none: where rows are separable, most gradients are as good as zero and an honest one is not"""
+    """no limit: on separable data most gradients are close to zero, and an honest one is not"""
+    unsupported_options: ClassVar[frozenset[str]] = UNUSED_BY_GRADIENT_EXCHANGE | DENSITY_SCHEDULE_OPTIONS
 
-    local_steps: int = 40
+    exchanges: int = 40
+    """n(B): gradient exchanges per round"""
     step_rule: StepRule = StepRule.CONSTANT
     server_optimizer: Optimizer = Optimizer.ADAM
     server_learning_rate: float = 0.02
     final_learning_rate_fraction: float = 0.02
 
-    @property
-    def exchanges_per_round(self) -> int:
-        """n(B), or one where a batch is all rows (L134-136)."""
-        return 1 if self.batch_size == "all" else self.local_steps
+    def __post_init__(self) -> None:
+        """Validate the options."""
+        super().__post_init__()
+        require_at_least(1, exchanges=self.exchanges)
 
     @property
-    def steps_per_exchange(self) -> int:
-        """A gradient, not a step."""
-        return 1
+    def workload(self) -> Workload:
+        """One gradient per exchange."""
+        return gradient_workload(self, self.exchanges)
 
-    def weighted_mean(self, stack: Packet, shares: Float[Tensor, " k"]) -> dict[str, Float[Tensor, " _n"]]:
-        """Gradients are dense."""
-        return {name: quantized_mean(values, shares) for name, values in stack.fields.items()}
+    def init(self, layout: Layout, weights: Float[Tensor, " p"], draw: Draw) -> Server:
+        """Start from the given weights."""
+        return Server(weights, initial_moments(weights), layout)
 
+    def broadcast(self, server: Server, clock: Clock, draw: Draw) -> Packet:
+        """Send all weights."""
+        return self.encode_dense(server.theta, draw)
 
-@dataclass(frozen=True, kw_only=True)
-class FedSGD(GradientExchange, Averaging):
-    """FedSGD without gates: what FLoPS would be if it never chose."""
-
-    unsupported_options: ClassVar[frozenset[str]] = GradientExchange.unsupported_options | DENSITY_SCHEDULE_OPTIONS
+    def client_init(self, packet: Packet, layout: Layout, clock: Clock, dtype: torch.dtype) -> Client:
+        """Start from the broadcast."""
+        return Client(packet.field_dense("theta", dtype))
 
     def client_step(self, objective: Objective, client: Client, batch: Batch, clock: Clock, draw: Draw) -> Client:
-        """The gradient, in the place of theta; a capped or Polyak step shortens it before it is sent."""
-        gradient, size = self.gradient_and_step_size(objective, client.theta, batch, clock)
-        return client._replace(theta=gradient * (size / (self.learning_rate * self.learning_rate_factor(clock))))
-
-    @property
-    def all_reply_fields(self) -> frozenset[str]:
-        """One gradient."""
-        return frozenset({"gradient"})
-
-    def apply_skipped_steps(self, client: Client, missed: Float[Tensor, "k p"], clock: Clock) -> Client:
-        """Where no row has a feature, the gradient is zero."""
-        return client._replace(theta=torch.where(missed > 0, torch.zeros_like(client.theta), client.theta))
+        """Replace theta by the gradient; a capped or Polyak step scales it."""
+        gradient, step_size = self.gradient_and_step_size(objective, client.theta, batch, clock)
+        return Client(gradient * (step_size / (self.learning_rate * self.learning_rate_factor(clock))))
 
     def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
-        """The gradient."""
+        """Send the gradient."""
         return dense_packet({"gradient": client.theta}, self.bits, draw)
 
     def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
-        """One optimizer step on the mean gradient."""
-        gradient = self.aggregate_replies(packet, replies, server.theta, clock, draw)["gradient"]
-        theta, moments = optimizers.step(
-            self.server_optimizer,
-            server.moments,
-            server.theta,
-            gradient,
-            self.server_learning_rate * self.learning_rate_factor(clock),
-            momentum=self.server_momentum,
-        )
+        """Take one optimizer step along the mean gradient."""
+        gradient = self.aggregate_replies(packet, replies, server.theta, clock, draw, gradients=True)["gradient"]
+        rate = self.server_learning_rate * self.learning_rate_factor(clock)
+        theta, moments = optimizers.step(self.server_optimizer, server.moments, server.theta, gradient, rate, momentum=self.server_momentum)
         return server._replace(theta=theta, moments=moments)
+
+    def parameters(self, server: Server) -> Float[Tensor, " p"]:
+        """Return the m largest weights."""
+        return project_to_budget(self.final_budget(server.layout), server.theta, server.layout)
+
+    def unprojected_parameters(self, server: Server) -> Float[Tensor, " p"]:
+        """Return all weights."""
+        return server.theta
+
+    @property
+    def all_reply_fields(self) -> frozenset[str]:
+        """The gradient."""
+        return frozenset({"gradient"})
+
+    @property
+    def engine_support(self) -> EngineSupport:
+        """The gradient of a feature that no example has is zero."""
+        return gradient_support(self, ("theta",))
+
+
+def gradient_workload(algorithm: BaseAlgorithm, exchanges: int) -> Workload:
+    """Return one gradient per exchange, and one exchange if a batch is all examples (L134-136)."""
+    batch_size = None if algorithm.batch_size == "all" else algorithm.batch_size
+    return Workload(1 if batch_size is None else exchanges, 1, batch_size, algorithm.step_rule is StepRule.CAPPED)
+
+
+def gradient_support(algorithm: BaseAlgorithm, vector_fields: tuple[str, ...]) -> EngineSupport:
+    """Return the engine support of algorithms whose client state becomes a gradient, which is zero for absent features."""
+
+    def zero_skipped(client: Any, num_skipped: Float[Tensor, "k p"], _clock: Clock) -> Any:
+        return type(client)(*(torch.where(num_skipped > 0, torch.zeros_like(part), part) for part in client))
+
+    equal_length = algorithm.replies_have_equal_length
+    return EngineSupport(vector_fields=vector_fields, replies_have_equal_length=equal_length, apply_skipped_steps=zero_skipped)

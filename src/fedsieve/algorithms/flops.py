@@ -1,93 +1,130 @@
-"""FLoPS, Algorithm 1 (L142-168): gradients in theta~ and phi aggregated every mini-batch, the constraint's added at the server."""
+"""FLoPS, Algorithm 1 (L142-168): gradients in theta~ and phi are aggregated after every mini-batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from math import inf
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsieve.algorithms.fed_sgd import GradientExchange
-from fedsieve.algorithms.gated import Gated, Server, zero_ungated
+from fedsieve.algorithms.base import require_at_least
+from fedsieve.algorithms.fed_sgd import UNUSED_BY_GRADIENT_EXCHANGE, gradient_support, gradient_workload
+from fedsieve.algorithms.gated import GatedAlgorithm, zero_ungated
 from fedsieve.core import optimizers
-from fedsieve.core.optimizers import StepRule
+from fedsieve.core.optimizers import Moments, Optimizer, StepRule, initial_moments
 from fedsieve.core.packets import Packet, dense_packet
 from fedsieve.core.random import Draw
-from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
+from fedsieve.core.types import Batch, Clock, EngineSupport, Layout, Objective, Reply, Workload
+
+
+class Server(NamedTuple):
+    """theta~, phi = log_alpha, the multiplier lambda, and the states of the two optimizers."""
+
+    weights: Tensor
+    log_alpha: Tensor
+    multiplier: Tensor
+    moments: Moments
+    gate_moments: Moments
+    layout: Layout
 
 
 class Client(NamedTuple):
-    """theta~ and phi as received; after the step, the gradients in them."""
+    """theta~ and phi of the broadcast; after the step, the gradients in them."""
 
     weights: Tensor
     log_alpha: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flops(GradientExchange, Gated):
-    """Federated learning with an L0 constraint through probabilistic gates."""
+class Flops(GatedAlgorithm):
+    """Federated learning with an L0 constraint via probabilistic gates."""
+
+    default_rounds: ClassVar[int] = 50
+    default_participation: ClassVar[float] = 0.1
+    default_max_norm_ratio: ClassVar[float] = inf
+    """no limit: on separable data most gradients are close to zero, and an honest one is not"""
+    unsupported_options: ClassVar[frozenset[str]] = UNUSED_BY_GRADIENT_EXCHANGE
+
+    exchanges: int = 40
+    """n(B): gradient exchanges per round"""
+    step_rule: StepRule = StepRule.CONSTANT
+    server_optimizer: Optimizer = Optimizer.ADAM
+    server_learning_rate: float = 0.02
+    final_learning_rate_fraction: float = 0.02
+
+    def __post_init__(self) -> None:
+        """Validate the options."""
+        super().__post_init__()
+        require_at_least(1, exchanges=self.exchanges)
+
+    @property
+    def workload(self) -> Workload:
+        """One gradient per exchange (L149)."""
+        return gradient_workload(self, self.exchanges)
+
+    def init(self, layout: Layout, weights: Float[Tensor, " p"], draw: Draw) -> Server:
+        """theta~ as given, log_alpha around logit rho_init, lambda = 0 (L140, L146)."""
+        log_alpha, moments = self.initial_gates(layout, draw), initial_moments(weights)
+        return Server(weights, log_alpha, torch.zeros_like(weights[0]), moments, moments, layout)
 
     def broadcast(self, server: Server, clock: Clock, draw: Draw) -> Packet:
-        """theta~ and phi, dense."""
+        """Send theta~ and phi, dense (L150)."""
         return dense_packet({"weights": server.weights, "log_alpha": zero_ungated(server.log_alpha, server.layout)}, self.bits, draw)
 
     def client_init(self, packet: Packet, layout: Layout, clock: Clock, dtype: torch.dtype) -> Client:
-        """Begin at the broadcast."""
-        return Client(packet.field_dense("weights", dtype), self.normalize_log_alpha(packet.field_dense("log_alpha", dtype), layout))
+        """Start from the broadcast."""
+        log_alpha = self.normalize_log_alpha(packet.field_dense("log_alpha", dtype), layout)
+        return Client(packet.field_dense("weights", dtype), log_alpha)
 
     def client_step(self, objective: Objective, client: Client, batch: Batch, clock: Clock, draw: Draw) -> Client:
-        """ClientCompute: gradients of the batch loss in theta~ and phi."""
-        slopes = self.gate_gradients(objective, client.weights, client.log_alpha, batch, clock, draw)
+        """ClientCompute: replace theta~ and phi by the gradients of the batch loss in them (L160-162)."""
+        gradients = self.gate_gradients(objective, client.weights, client.log_alpha, batch, clock, draw)
         if self.step_rule is StepRule.CONSTANT:
-            return Client(slopes.weights, slopes.log_alpha)
-        share = slopes.step_size / (self.learning_rate * self.learning_rate_factor(clock))
-        return Client(slopes.weights * share, slopes.log_alpha * share)
-
-    @property
-    def all_reply_fields(self) -> frozenset[str]:
-        """Two gradients."""
-        return frozenset({"gradient", "gate_gradient"})
-
-    def apply_skipped_steps(self, client: Client, missed: Float[Tensor, "k p"], clock: Clock) -> Client:
-        """Where no row has a feature, both gradients are zero; the constraint's is the server's to add."""
-        return Client(*(torch.where(missed > 0, torch.zeros_like(part), part) for part in client))
+            return Client(gradients.weights, gradients.log_alpha)
+        scale = gradients.step_size / (self.learning_rate * self.learning_rate_factor(clock))
+        return Client(gradients.weights * scale, gradients.log_alpha * scale)
 
     def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
-        """Both gradients, dense."""
+        """Send both gradients, dense (L163)."""
         return dense_packet({"gradient": client.weights, "gate_gradient": client.log_alpha}, self.bits, draw)
 
     def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
-        """Mean gradients, the constraint's closed form, one step of theta~, phi and lambda together (L152-154)."""
-        merged = self.aggregate_replies(packet, replies, server.weights, clock, draw)
-        gradient, weight = merged["gradient"], server.multiplier if self.uses_multiplier else torch.zeros_like(server.multiplier)
-        gate_gradient = merged["gate_gradient"] + self.penalty_gradient(
-            server.log_alpha, weight, server.layout.num_gated, server.layout.groups
-        )
-        decay = self.learning_rate_factor(clock)
+        """Average the gradients, add that of the constraint, step theta~, phi and lambda (L152-154)."""
+        mean = self.aggregate_replies(packet, replies, server.weights, clock, draw, gradients=True)
+        multiplier = server.multiplier if self.uses_multiplier else torch.zeros_like(server.multiplier)
+        penalty = self.penalty_gradient(server.log_alpha, multiplier, server.layout.num_gated, server.layout.groups)
+        decay, momentum = self.learning_rate_factor(clock), self.server_momentum
         weights, moments = optimizers.step(
-            self.server_optimizer,
-            server.moments,
-            server.weights,
-            gradient,
-            self.server_learning_rate * decay,
-            momentum=self.server_momentum,
+            self.server_optimizer, server.moments, server.weights, mean["gradient"], self.server_learning_rate * decay, momentum=momentum
         )
         log_alpha, gate_moments = optimizers.step(
             self.server_optimizer,
             server.gate_moments,
             server.log_alpha,
-            gate_gradient,
+            mean["gate_gradient"] + penalty,
             self.gate_rate * decay,
-            momentum=self.server_momentum,
+            momentum=momentum,
         )
+        log_alpha = self.normalize_log_alpha(log_alpha, server.layout)
         multiplier = self.ascend(server.multiplier, server.log_alpha, server.layout, clock)
-        log_alpha, multiplier = self.mirror_dual_step(self.normalize_log_alpha(log_alpha, server.layout), multiplier, server.layout, clock)
+        log_alpha, multiplier = self.mirror_dual_step(log_alpha, multiplier, server.layout, clock)
         return server._replace(weights=weights, log_alpha=log_alpha, multiplier=multiplier, moments=moments, gate_moments=gate_moments)
 
     def end_round(self, server: Server, clock: Clock) -> Server:
-        """After prune start, scale log_alpha up at the top m of theta and down elsewhere (L155-157)."""
+        """After `scaling_start`, scale log_alpha up at the top m of theta and down elsewhere (L155-157)."""
         log_alpha = server.log_alpha
         if clock.round + 1 > max(self.scaling_start * clock.num_rounds, self.warmup):
             log_alpha = self.scale_log_alpha(log_alpha, self.top_mask(server.weights, log_alpha, server.layout, clock))
         return server._replace(log_alpha=self.solve_dual(log_alpha, server.layout, clock))
+
+    @property
+    def all_reply_fields(self) -> frozenset[str]:
+        """The two gradients."""
+        return frozenset({"gradient", "gate_gradient"})
+
+    @property
+    def engine_support(self) -> EngineSupport:
+        """Both gradients of a feature that no example has are zero; the server adds that of the constraint."""
+        return gradient_support(self, ("weights", "log_alpha"))

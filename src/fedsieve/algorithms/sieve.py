@@ -24,7 +24,7 @@ from fedsieve.core.optimizers import initial_moments
 from fedsieve.core.packets import Packet, sparse_packet
 from fedsieve.core.quantization import best_sign_count, quantize_signs
 from fedsieve.core.random import Draw
-from fedsieve.core.types import Batch, Clock, Layout, Objective, Reply
+from fedsieve.core.types import Batch, Clock, EngineSupport, Layout, Objective, Reply
 
 GATES = ("kept_gate", "default_gate")
 ROUND_LIMIT = OPEN
@@ -225,9 +225,14 @@ class Sieve(Rules):
         off = torch.logit(rest.clamp(1e-9, 0.5)) - self.shape.offset
         return on, off.clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
 
-    def end_round(self, server: Server, clock: Clock) -> Server:
-        """Nothing is left to do at the end of a round."""
-        return server
+    @property
+    def engine_support(self) -> EngineSupport:
+        """Local steps may be projected to a budget, which compares all nonzero weights."""
+        return EngineSupport(
+            vector_fields=("weights", "log_alpha"),
+            replies_have_equal_length=self.replies_have_equal_length,
+            projected_field="weights" if self.needs_all_nonzero_weights else None,
+        )
 
     # The model
 

@@ -83,6 +83,15 @@ def _round_to_sum(targets: list[float], max_counts: list[int], total: int) -> li
     return counts
 
 
+def round_to_groups(kept: int, groups: Int64[Tensor, " n"]) -> int:
+    """Return the largest count up to `kept` that whole groups of equal size fill; `kept` itself if the sizes differ."""
+    sizes = (groups - groups.amin()).bincount()
+    smallest = int(sizes.amin())
+    if kept < smallest:
+        raise ValueError(f"a budget of {kept} weights is less than one group of {smallest}; use a higher density")
+    return kept - kept % smallest if groups_have_equal_size(groups) else kept
+
+
 def groups_have_equal_size(groups: Int64[Tensor, " n"]) -> bool:
     """Whether all groups have one size."""
     sizes = (groups - groups.amin()).bincount()

@@ -181,105 +181,117 @@ class Objective(Protocol):
         ...
 
 
+class LinearObjective(Objective, Protocol):
+    """A linear model, which can be restricted to some of its features."""
+
+    num_features: int
+    num_outputs: int
+
+    def with_features(self, num_features: int) -> "LinearObjective":
+        """Return the same model over `num_features` features, with weights stored feature by feature."""
+        ...
+
+
+class Workload(NamedTuple):
+    """How much each client of a cohort computes."""
+
+    exchanges: int
+    """exchanges per round: n(B) for gradient exchange, else 1"""
+    local_steps: int
+    """local steps per exchange"""
+    batch_size: int | None
+    """examples per local step; None: all examples of the client"""
+    needs_smoothness: bool = False
+    """whether local steps read `Batch.smoothness`"""
+
+
+def _unchanged(client: Any, _num_skipped: Tensor, _clock: Clock) -> Any:
+    return client
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSupport:
+    """What engines may know about an algorithm in order to run it on sparse examples and on stacks of clients.
+
+    No formula of an algorithm is defined here. The defaults are correct for every algorithm whose local steps leave a weight unchanged
+    if its gradient is zero.
+    """
+
+    vector_fields: tuple[str, ...]
+    """fields of the client state that hold one value per parameter"""
+    replies_have_equal_length: Callable[[Layout], bool]
+    """whether the replies of all clients have the same number of entries, so that they can be stacked"""
+    projected_field: str | None = None
+    """the field whose nonzero weights are compared with each other in a local step, so that none of them may be left out"""
+    unseen_weights_are_equal: bool = False
+    """whether all weights that are neither in the broadcast nor in the client's examples have the same state"""
+    apply_skipped_steps: Callable[[Any, Tensor, Clock], Any] = _unchanged
+    """(client, number of steps without a gradient per coordinate, clock) -> client after these steps"""
+    fused_step: Callable[["LinearObjective", Any, Tensor, Batch, Clock], bool] | None = None
+    """`client_step` in place, on some features of a client state that holds more; False if its options do not allow it"""
+
+
 @runtime_checkable
 class Algorithm(Protocol):
-    """A frozen dataclass of hyper-parameters with pure methods. State is explicit; noise is an argument."""
+    """A frozen dataclass of options with pure methods: state in, state out, random numbers as an argument.
+
+    The methods are listed in the order in which a round calls them.
+    """
 
     @property
-    def exchanges_per_round(self) -> int:
-        """Exchanges a round: n(B) for gradient methods, 1 otherwise."""
-        ...
-
-    @property
-    def steps_per_exchange(self) -> int:
-        """Local steps per exchange."""
-        ...
-
-    @property
-    def examples_per_step(self) -> int | None:
-        """Rows a step; None is all of a client's rows."""
-        ...
-
-    @property
-    def needs_smoothness(self) -> bool:
-        """Whether client steps want `Batch.smoothness`."""
-        ...
-
-    @property
-    def all_reply_fields(self) -> frozenset[str]:
-        """Fields and scalars that some client's packet may hold."""
-        ...
-
-    def expected_reply_fields(self, packet: Packet, clock: Clock) -> frozenset[str]:
-        """Those of replies to a packet; another reply is refused."""
-        ...
-
-    @property
-    def needs_all_nonzero_weights(self) -> bool:
-        """Whether a local step compares all weights with each other."""
-        ...
-
-    @property
-    def unseen_weights_are_equal(self) -> bool:
-        """Whether a client treats all weights alike that neither a sparse broadcast nor its rows speak of."""
-        ...
-
-    def replies_have_equal_length(self, layout: Layout) -> bool:
-        """Whether all clients' messages have one length."""
-        ...
-
-    def apply_skipped_steps(self, client: Any, num_skipped: Tensor, clock: Clock) -> Any:
-        """What local steps do to coordinates without a gradient, `missed` times each, where rows are sparse."""
+    def workload(self) -> Workload:
+        """How much a client computes."""
         ...
 
     def init(self, layout: Layout, weights: Tensor, draw: Draw) -> Any:
-        """The server's state at the start."""
+        """Return the initial server state."""
         ...
 
     def broadcast(self, server: Any, clock: Clock, draw: Draw) -> Packet:
-        """What the cohort receives, already rounded: exactly what a client will decode."""
+        """Return the message to the cohort, already quantized."""
         ...
 
     def client_init(self, packet: Packet, layout: Layout, clock: Clock, dtype: Any) -> Any:
-        """A client's state from the broadcast, without a client axis."""
+        """Return the client state that the broadcast defines, without a client axis."""
         ...
 
     def client_step(self, objective: Objective, client: Any, batch: Batch, clock: Clock, draw: Draw) -> Any:
-        """One local step of a stack of clients."""
-        ...
-
-    def fused_sparse_step(self, objective: Objective, client: Any, at: Tensor, batch: Batch, clock: Clock) -> bool:
-        """`client_step` on some features of a client that holds more, where they stand; False where there is no form of it for that."""
+        """Return a stack of clients after one local step."""
         ...
 
     def client_reply(self, client: Any, clock: Clock, draw: Draw) -> Packet:
-        """What each client of the stack sends back."""
+        """Return the replies of a stack of clients."""
         ...
 
-    def decode_dense(self, packet: Packet, dtype: Any) -> dict[str, Tensor]:
-        """What a packet says, part by part, as full vectors."""
+    def expected_reply_fields(self, packet: Packet, clock: Clock) -> frozenset[str]:
+        """Return the fields and scalars that a reply to `packet` must have."""
         ...
 
     def decode_sparse(self, packet: Packet, dtype: Any) -> dict[str, SparseVector]:
-        """What a packet says, part by part, at its support."""
+        """Return the vectors in a packet, or in a stack of packets, by name."""
         ...
 
     def aggregate(self, server: Any, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Any:
-        """The server after the replies to `packet`."""
+        """Return the server state after the replies to `packet`."""
         ...
 
     def end_round(self, server: Any, clock: Clock) -> Any:
-        """Once a round: scaling, dual."""
+        """Return the server state after the last exchange of a round."""
         ...
 
     def parameters(self, server: Any) -> Tensor:
-        """Test-time parameters (p,): exactly m are not zero."""
+        """Return the test-time parameters (p,), of which exactly m are nonzero."""
         ...
 
     def unprojected_parameters(self, server: Any) -> Tensor:
-        """The server's parameters before the final projection."""
+        """Return the server's parameters before the final projection."""
         ...
 
     def diagnostics(self, server: Any) -> dict[str, Tensor]:
-        """Numbers for people: densities, multiplier, violation."""
+        """Return numbers to report: densities, multiplier, violation."""
+        ...
+
+    @property
+    def engine_support(self) -> EngineSupport:
+        """What engines may use to run the algorithm on sparse examples and on stacks of clients."""
         ...

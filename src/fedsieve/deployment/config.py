@@ -116,9 +116,8 @@ class DeploymentConfig(RunContext):
         if not all(array.isfinite().all() for array in (x, y)):
             raise ValueError("an example has a value that is not a finite number; clean the examples first")
         torch.set_num_threads(self.threads)
-        data = ClientData(x, y, [0] * client + [len(y)], self.objective, self.algorithm.examples_per_step)
-        shared = {name: getattr(self, name) for name in RunContext.__dataclass_fields__}
-        return LoopEngine(**shared, data=data)
+        data = ClientData(x, y, [0] * client + [len(y)], self.objective, self.algorithm.workload.batch_size)
+        return LoopEngine(context=self, data=data)
 
     def _to_tensor(self, array: np.ndarray | Tensor) -> Tensor:
         tensor = torch.as_tensor(array)

@@ -225,7 +225,7 @@ def _validate(run: ResolvedRun) -> None:
             f"algorithm.initial-density {initial_density:g} needs a density schedule, and the messages of this run have one density; "
             "add --algorithm.density-schedule cubic or leave it out"
         )
-    if algorithm.needs_smoothness and not isinstance(run.objective, Linear):
+    if algorithm.workload.needs_smoothness and not isinstance(run.objective, Linear):
         raise ValueError("algorithm.step-rule capped needs a bound on the curvature, which only linear models have; use polyak or constant")
     if run.device != "cpu" and not _has_device(run.device):
         raise ValueError(f"device {run.device} is not available on this machine; use --device cpu")

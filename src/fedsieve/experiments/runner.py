@@ -56,7 +56,7 @@ def run_rounds(run: ResolvedRun, simulation: Simulation | None = None, state: Ru
     if run.failures.is_active:
         faulty_exchange = FaultyExchange(
             exchange=exchange,
-            resolve_seed=exchange.resolve_seed,
+            resolve_seed=exchange.context.resolve_seed,
             failures=run.failures,
             clients_with_data=simulation.population.clients_with_data,
             seed=run.seed,
@@ -104,7 +104,7 @@ def iterate_epsilon(run: ResolvedRun, simulation: Simulation, first_round: int) 
     num_clients = len(simulation.population.clients_with_data)
     cohort = min(run.algorithm.privacy.cohort_size, num_clients)
     return epsilon_by_round(
-        run.privacy.noise_multiplier, run.privacy.delta, num_clients, cohort, run.algorithm.exchanges_per_round, first_round
+        run.privacy.noise_multiplier, run.privacy.delta, num_clients, cohort, run.algorithm.workload.exchanges, first_round
     )
 
 

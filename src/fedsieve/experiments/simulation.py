@@ -25,6 +25,7 @@ from fedsieve.objectives.module import Module
 from fedsieve.runtime import metrics, simulate
 from fedsieve.runtime.batched import BatchedEngine
 from fedsieve.runtime.client_data import ClientData
+from fedsieve.runtime.context import RunContext
 from fedsieve.runtime.loop import LoopEngine
 from fedsieve.runtime.rounds import Population
 
@@ -173,17 +174,15 @@ class Simulation:
     def make_exchange(self, client_data: ClientData, seed: int) -> LoopEngine | BatchedEngine:
         """Return the engine of the run over the given examples."""
         run = self.run
-        return simulate.make_exchange(
-            run.algorithm,
-            run.objective,
-            client_data,
-            seed,
-            run.fingerprint,
+        context = RunContext(
+            algorithm=run.algorithm,
+            objective=run.objective,
+            seed=seed,
+            fingerprint=run.fingerprint,
             dtype=run.dtype,
             device=run.device,
-            engine=run.engine,
-            sample_bytes=run.byte_counting is ByteCounting.SAMPLED,
         )
+        return simulate.make_exchange(context, client_data, engine=run.engine, sample_bytes=run.byte_counting is ByteCounting.SAMPLED)
 
     def evaluate(self, theta: Tensor) -> dict[str, float]:
         """Test metrics of a parameter vector under training, in the user's units."""
@@ -222,7 +221,7 @@ class Simulation:
 
     def _make_client_data(self, x: np.ndarray, y: np.ndarray, examples_per_client: Any) -> ClientData:
         rows = x.astype(np.dtype(str(self.run.dtype).removeprefix("torch."))) if isinstance(x, csr_matrix) else self._to_tensor(x)
-        return ClientData(rows, self._to_tensor(y), examples_per_client, self.run.objective, self.run.algorithm.examples_per_step)
+        return ClientData(rows, self._to_tensor(y), examples_per_client, self.run.objective, self.run.algorithm.workload.batch_size)
 
     def _to_tensor(self, array: np.ndarray) -> Tensor:
         kind = self.run.dtype if array.dtype.kind == "f" else torch.int64

@@ -1,4 +1,4 @@
-"""The default: the whole cohort at once, one batched product for all clients; bytes are counted on real messages, all or a sample."""
+"""The default exchange: the whole cohort at once; bytes are counted on encoded messages, all or one per exchange."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,48 +7,52 @@ from itertools import groupby
 from fedsieve import wire
 from fedsieve.core.packets import Packet, concatenate
 from fedsieve.core.types import Clock, ExchangeResult, Reply, StackedReplies, Traffic
-from fedsieve.runtime.loop import LoopEngine, measure_traffic
+from fedsieve.runtime.client_data import ClientData
+from fedsieve.runtime.context import RunContext
+from fedsieve.runtime.sparse_training import make_client_engine
 
 CACHE_FLOATS = 800_000
-"""Numbers of the clients stepped together, rows and a few vectors as long as the model: more no longer stay in a core's cache."""
+"""Numbers of the clients that train together (examples and a few vectors as long as the model) that fit into a core's cache."""
 VECTORS_PER_CLIENT = 8
-"""Vectors as long as the model that a step of one client passes through."""
+"""Vectors as long as the model that a local step of one client uses."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchedEngine(LoopEngine):
-    """An exchange that steps stacks of clients and passes tensors."""
+class BatchedEngine:
+    """An exchange that trains stacks of clients and passes tensors."""
 
+    context: RunContext
+    data: ClientData
     sample_bytes: bool = False
-    """encode one reply an exchange and count it for all: their sizes differ only where supports do"""
+    """encode one reply per exchange and count it for all; the sizes of replies differ only in their positions"""
 
     def __call__(self, clock: Clock, packet: Packet, clients: Sequence[int]) -> ExchangeResult:
-        """Send, let the cohort compute, collect."""
-        address = self.message_id(clock)
-        received = self.resolve_seed(packet, clock)
-        begun = self.initial_state(received, clock)
-        stacks: list[Packet] = []
-        down, up = measure_traffic(wire.encode(packet, address)) * len(clients), Traffic()
+        """Send the packet to the clients and return their replies."""
+        context, engine = self.context, make_client_engine(self.context, self.data)
+        message_id, received = context.message_id(clock), context.resolve_seed(packet, clock)
+        state, stacks = engine.initial_state(received, clock), []
+        downlink = wire.measure_traffic(wire.encode(packet, message_id)) * len(clients)
+        uplink = Traffic()
         for chunk in self._cache_sized_chunks(clients):
-            packets = self.train_and_reply(begun, clock, chunk)
-            stacks.append(packets)
+            replies = engine.train_and_reply(state, clock, chunk)
+            stacks.append(replies)
             if not self.sample_bytes:
-                up = up + measure_traffic(*wire.encode_stack(packets, len(chunk), address, received.support))
-            elif up == Traffic():
-                up = measure_traffic(wire.encode(packets.unstack()[0], address, received.support)) * len(clients)
+                uplink = uplink + wire.measure_traffic(*wire.encode_stack(replies, len(chunk), message_id, received.support))
+            elif uplink == Traffic():
+                uplink = wire.measure_traffic(wire.encode(replies.unstack()[0], message_id, received.support)) * len(clients)
         counts = [self.data.num_examples(client) for client in clients]
-        if (together := concatenate(stacks)) is not None:
-            return ExchangeResult(StackedReplies(clients, together, counts), [], down, up)
-        parts = [part for stack in stacks for part in stack.unstack()]
-        return ExchangeResult([Reply(*each) for each in zip(clients, parts, counts, strict=True)], [], down, up)
+        if (stack := concatenate(stacks)) is not None:
+            return ExchangeResult(StackedReplies(clients, stack, counts), [], downlink, uplink)
+        packets = [packet for stack in stacks for packet in stack.unstack()]
+        return ExchangeResult([Reply(*reply) for reply in zip(clients, packets, counts, strict=True)], [], downlink, uplink)
 
     def _cache_sized_chunks(self, clients: Sequence[int]) -> Iterator[list[int]]:
-        """Clients that can be stacked (as many rows a step) and fit the cache together, in order; sparse rows differ, so one by one."""
-        size = self.algorithm.examples_per_step
-        alone = self.data.is_sparse or not self.algorithm.replies_have_equal_length(self.objective.layout)
-        for rows, group in groupby(clients, key=lambda client: size or self.data.num_examples(client)):
+        """Yield clients that can be stacked and fit into the cache together, in order; clients with sparse examples one by one."""
+        context, data = self.context, self.data
+        batch_size, layout = context.algorithm.workload.batch_size, context.objective.layout
+        one_by_one = data.is_sparse or not context.algorithm.engine_support.replies_have_equal_length(layout)
+        for size, group in groupby(clients, key=lambda client: batch_size or data.num_examples(client)):
             members = list(group)
-            width = (
-                1 if alone else max(1, CACHE_FLOATS // (rows * self.data.num_features + VECTORS_PER_CLIENT * self.objective.layout.size))
-            )
+            floats = size * data.num_features + VECTORS_PER_CLIENT * layout.size
+            width = 1 if one_by_one else max(1, CACHE_FLOATS // floats)
             yield from (members[i : i + width] for i in range(0, len(members), width))

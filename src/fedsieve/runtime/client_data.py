@@ -1,4 +1,4 @@
-"""The rows of simulated clients: one matrix for all of them, a part for each, and the deck they deal batches from."""
+"""The examples of simulated clients: one matrix with the examples of all clients, and their mini-batches."""
 
 from collections.abc import Iterator, Sequence
 from math import prod
@@ -13,123 +13,130 @@ from fedsieve.core.types import Batch, CsrMatrix, Objective
 
 
 class ClientData:
-    """All clients' rows, client after client: a tensor, or a CSR matrix of which no batch is ever made dense at full width."""
+    """The examples of all clients, client after client: a tensor, or a CSR matrix that is never made dense at full width."""
 
     def __init__(
-        self, x: Tensor | CsrMatrix, y: Tensor, counts: Sequence[int] | np.ndarray, objective: Objective, batch_rows: int | None
+        self, x: Tensor | CsrMatrix, y: Tensor, counts: Sequence[int] | np.ndarray, objective: Objective, batch_size: int | None
     ) -> None:
         self.x = x
         self.y = y
         self.counts = np.asarray(counts, dtype=np.int64)
         self.offsets = np.concatenate(([0], np.cumsum(self.counts)))
         self._objective = objective
-        self._batch_rows = batch_rows
+        self._batch_size = batch_size
         self._smoothness: dict[int, Tensor] = {}
-        self._dealt: tuple[tuple[int, ...], dict[tuple[int, ...], list[tuple[Tensor, Tensor]]]] = ((), {})
+        self._round_batches: tuple[tuple[int, ...], dict[tuple[int, ...], list[tuple[Tensor, Tensor]]]] = ((), {})
+        """the key of the last round, and the indices and labels of its batches by stack of clients"""
 
     @property
     def is_sparse(self) -> bool:
-        """Whether rows are held as CSR."""
+        """Whether examples are stored as CSR."""
         return not isinstance(self.x, Tensor)
 
     @property
     def num_features(self) -> int:
-        """Numbers in a row."""
+        """The number of values of an example."""
         return prod(self.x.shape[1:])
 
     def num_examples(self, client: int) -> int:
-        """n_k."""
+        """Return n_k."""
         return int(self.counts[client])
 
-    def epoch_batches(self, seed: int, round: int, client: int, hands: int) -> np.ndarray:
-        """The rows of one client for a round, (hands, b)."""
-        return shuffle_into_batches(seed, round, client, self.num_examples(client), self._batch_rows, hands)
+    def epoch_batches(self, seed: int, round: int, client: int, num_batches: int) -> np.ndarray:
+        """Return the examples of one client in the batches of a round, (num_batches, b)."""
+        return shuffle_into_batches(seed, round, client, self.num_examples(client), self._batch_size, num_batches)
 
-    def batch_indices(self, seed: int, round: int, clients: Sequence[int], hands: int) -> Tensor:
-        """Where the rows of a stack of clients stand, (hands, k, b)."""
-        dealt = np.concatenate([self.epoch_batches(seed, round, client, hands) for client in clients], axis=1)
-        dealt = dealt.reshape(hands, len(clients), -1) + self.offsets[clients][:, None]
-        return torch.from_numpy(dealt).to(self.y.device)
+    def batch_indices(self, seed: int, round: int, clients: Sequence[int], num_batches: int) -> Tensor:
+        """Return the indices of the examples of a stack of clients, (num_batches, k, b)."""
+        batches = np.concatenate([self.epoch_batches(seed, round, client, num_batches) for client in clients], axis=1)
+        indices = batches.reshape(num_batches, len(clients), -1) + self.offsets[clients][:, None]
+        return torch.from_numpy(indices).to(self.y.device)
 
-    def batches(self, seed: int, round: int, clients: Sequence[int], hands: int, played: slice) -> Iterator[Batch]:
-        """The rows of a stack of clients, (k, b, ...), in some of a round's hands, left where they are if the model can read them there.
+    def batches(self, seed: int, round: int, clients: Sequence[int], num_batches: int, selected: slice) -> Iterator[Batch]:
+        """Yield some of a round's batches of a stack of clients, (k, b, ...).
 
-        Where they stand, and their labels, are kept while the round lasts.
+        Examples are not copied if the objective can read them by index. Indices and labels are kept until the round changes.
         """
-        if self._dealt[0] != (turn := (seed, round, hands)):
-            self._dealt = (turn, {})
-        known, stack = self._dealt[1], tuple(clients)
-        suits = self._objective.supports_indexed_rows and self.x.ndim == 2
-        if stack not in known:
-            places = self.batch_indices(seed, round, clients, hands)
-            labels = _gather(self.y, places)
-            known[stack] = list(zip(places, labels.to(self.x.dtype) if suits else labels, strict=True))
-        for at, y in known[stack][played]:
-            yield Batch(IndexedRows(self.x, at) if suits else _gather(self.x, at), y)
+        if self._round_batches[0] != (key := (seed, round, num_batches)):
+            self._round_batches = (key, {})
+        by_stack, stack, x = self._round_batches[1], tuple(clients), self.x
+        assert isinstance(x, Tensor)
+        indexed = self._objective.supports_indexed_rows and x.ndim == 2
+        if stack not in by_stack:
+            indices = self.batch_indices(seed, round, clients, num_batches)
+            labels = _gather(self.y, indices)
+            by_stack[stack] = list(zip(indices, labels.to(x.dtype) if indexed else labels, strict=True))
+        for indices, y in by_stack[stack][selected]:
+            yield Batch(IndexedRows(x, indices) if indexed else _gather(x, indices), y)
 
-    def sparse_batches(self, client: int, hands: np.ndarray, also: np.ndarray | None = None) -> "SparseRoundData":
-        """The sparse rows of one client for several batches, cut out at once, and their features (with those in `also`)."""
-        order = hands.reshape(-1) + self.offsets[client]
-        return SparseRoundData(self.x[order], self.y[torch.from_numpy(order)], hands.shape[1], also)
+    def sparse_batches(self, client: int, batches: np.ndarray, extra_features: np.ndarray | None = None) -> "SparseRoundData":
+        """Return the sparse examples of several batches of one client, over their features and `extra_features`."""
+        assert not isinstance(self.x, Tensor)
+        order = batches.reshape(-1) + self.offsets[client]
+        return SparseRoundData(self.x[order], self.y[torch.from_numpy(order)], batches.shape[1], extra_features)
 
     def client(self, client: int) -> Batch:
-        """One client's rows; of sparse ones, the columns it has."""
-        if self.is_sparse:
-            batch = self.sparse_batches(client, np.arange(self.num_examples(client))[None]).batch(0)[1]
-            return Batch(batch.x.dense[0].to(batch.y.device), batch.y[0])
-        part = slice(int(self.offsets[client]), int(self.offsets[client + 1]))
-        return Batch(self.x[part], self.y[part])
+        """Return all examples of one client; sparse examples over the features that the client has."""
+        if isinstance(self.x, Tensor):
+            part = slice(int(self.offsets[client]), int(self.offsets[client + 1]))
+            return Batch(self.x[part], self.y[part])
+        batch = self.sparse_batches(client, np.arange(self.num_examples(client))[None]).batch(0)[1]
+        assert isinstance(batch.x, SparseBatch)
+        return Batch(batch.x.dense[0].to(batch.y.device), batch.y[0])
 
     def smoothness(self, clients: Sequence[int]) -> Tensor:
-        """L of each client's mini-batch loss, computed once a client."""
+        """Return L of each client's mini-batch loss; it is computed once per client."""
         for client in clients:
             if client not in self._smoothness:
-                rows = self.client(client)
-                self._smoothness[client] = self._objective.smoothness(rows, self._batch_rows or len(rows.x))
+                examples = self.client(client)
+                batch_size = self._batch_size or self.num_examples(client)
+                self._smoothness[client] = self._objective.smoothness(examples, batch_size)
         return torch.stack([self._smoothness[client] for client in clients])
 
 
-def _gather(rows: Tensor, places: Tensor) -> Tensor:
-    """`index_select` is several times faster than advanced indexing."""
-    return rows.index_select(0, places.view(-1)).view(*places.shape, *rows.shape[1:])
+def _gather(values: Tensor, indices: Tensor) -> Tensor:
+    """Return values[indices]; `index_select` is several times faster than advanced indexing."""
+    return values.index_select(0, indices.view(-1)).view(*indices.shape, *values.shape[1:])
 
 
 class SparseRoundData:
-    """Sparse rows of several batches, one batch after another."""
+    """The sparse examples of several batches of one client, batch after batch."""
 
-    def __init__(self, rows: CsrMatrix, y: Tensor, size: int, also: np.ndarray | None) -> None:
-        self.rows = rows
+    def __init__(self, x: CsrMatrix, y: Tensor, batch_size: int, extra_features: np.ndarray | None) -> None:
+        self.x = x
         self.y = y
-        self.size = size
-        self.features, self.columns = compact_indices(rows.indices, rows.shape[1], also)
-        """the features of all batches, increasing, and the place of each cell's feature among them"""
+        self.batch_size = batch_size
+        self.features, self.columns = compact_indices(x.indices, x.shape[1], extra_features)
+        """the features of all batches, increasing, and for each stored value the index of its feature among them"""
 
-    def batch(self, step: int, also: np.ndarray | None = None) -> tuple[np.ndarray, Batch]:
-        """The places of the features present in a batch (and of those in `also`), and its rows over these."""
-        begin, end = step * self.size, (step + 1) * self.size
-        starts = self.rows.indptr[begin : end + 1]
+    def batch(self, step: int, extra_features: np.ndarray | None = None) -> tuple[np.ndarray, Batch]:
+        """Return the indices of the features in a batch (and of `extra_features`), and the batch over these."""
+        begin, end = step * self.batch_size, (step + 1) * self.batch_size
+        starts = self.x.indptr[begin : end + 1]
         cells = slice(starts[0], starts[-1])
-        at, columns = compact_indices(self.columns[cells], len(self.features), also)
-        return at, Batch(SparseBatch(starts, columns, self.rows.data[cells], len(at), type(self.rows)), self.y[begin:end][None])
+        features, columns = compact_indices(self.columns[cells], len(self.features), extra_features)
+        batch = SparseBatch(starts, columns, self.x.data[cells], len(features), type(self.x))
+        return features, Batch(batch, self.y[begin:end][None])
 
 
-def compact_indices(numbers: np.ndarray, size: int, also: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """Which of the numbers below `size` occur (or are in `also`), and the place of each among those; much faster than sorting."""
+def compact_indices(indices: np.ndarray, size: int, extra: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return which numbers below `size` occur (or are in `extra`), and the rank of each index among them; faster than sorting."""
     present = np.zeros(size, dtype=bool)
-    present[numbers] = True
-    if also is not None:
-        present[also] = True
-    found, place = np.flatnonzero(present), np.empty(size, dtype=np.int32)
-    place[found] = np.arange(len(found), dtype=np.int32)
-    return found, place[numbers]
+    present[indices] = True
+    if extra is not None:
+        present[extra] = True
+    occurring, rank = np.flatnonzero(present), np.empty(size, dtype=np.int32)
+    rank[occurring] = np.arange(len(occurring), dtype=np.int32)
+    return occurring, rank[indices]
 
 
-def shuffle_into_batches(seed: int, round: int, client: int, count: int, size: int | None, hands: int) -> np.ndarray:
-    """A client's rows shuffled once a round and dealt in hands of one size, (hands, size), the deck starting over when it is used up.
+def shuffle_into_batches(seed: int, round: int, client: int, num_examples: int, batch_size: int | None, num_batches: int) -> np.ndarray:
+    """Return the batches of a client in a round, (num_batches, batch_size).
 
-    Rows repeat within a hand only where the client has fewer (decision D2).
+    Examples are shuffled once per round and used in this order, repeatedly if needed. A batch contains an example twice only if the
+    client has fewer examples (decision D2).
     """
-    if size is None:
-        return np.tile(np.arange(count), (hands, 1))
-    order, dealt = generator(seed, "rows", round, client).permutation(count), hands * size
-    return (order[:dealt] if dealt <= count else order[np.arange(dealt) % count]).reshape(hands, size)
+    if batch_size is None:
+        return np.tile(np.arange(num_examples), (num_batches, 1))
+    order, total = generator(seed, "rows", round, client).permutation(num_examples), num_batches * batch_size
+    return (order[:total] if total <= num_examples else order[np.arange(total) % num_examples]).reshape(num_batches, batch_size)

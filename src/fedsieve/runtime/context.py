@@ -1,4 +1,4 @@
-"""What server and clients agree on before the first message."""
+"""What the server and all clients of a run know before the first message."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from fedsieve.runtime.rounds import initial_broadcast
 
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
-    """One who can read and write the messages of a run."""
+    """Algorithm, objective and seed of a run, and how its messages are identified."""
 
     algorithm: Algorithm
     objective: Objective
@@ -22,11 +22,11 @@ class RunContext:
     device: str = "cpu"
 
     def message_id(self, clock: Clock) -> wire.MessageId:
-        """What every message of one exchange must say it is for."""
+        """Return the identifier of all messages of one exchange."""
         return wire.MessageId(self.fingerprint, clock.round, clock.exchange)
 
     def resolve_seed(self, packet: Packet, clock: Clock) -> Packet:
-        """The packet, or the first broadcast where it is only a seed."""
+        """Return the packet, or the initial broadcast if the packet is only a seed."""
         if packet.seed is None:
             return packet
         return initial_broadcast(self.algorithm, self.objective, packet.seed, clock, self.dtype, self.device)

@@ -93,7 +93,7 @@ def raise_if_diverged(algorithm: BaseAlgorithm, result: RoundResult, parameters:
             f"use a robust --federation.aggregator"
         )
     if diverged or reasons:
-        exchanges_gradients = algorithm.exchanges_per_round > 1
+        exchanges_gradients = algorithm.workload.exchanges > 1
         rate = (
             f"algorithm.server-learning-rate {algorithm.server_learning_rate:g}"
             if exchanges_gradients

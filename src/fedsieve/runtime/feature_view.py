@@ -1,4 +1,4 @@
-"""What a client with sparse rows sees of a model: the weights of features its rows have. Of all others a step changes nothing by itself."""
+"""A linear model restricted to some features: the only part that a client with sparse examples computes with."""
 
 from typing import NamedTuple
 
@@ -7,75 +7,83 @@ import torch
 from torch import Tensor
 
 from fedsieve.core.packets import Packet
-from fedsieve.core.types import Objective
+from fedsieve.core.types import LinearObjective
 
 
 class FeatureView(NamedTuple):
-    """Some features of a linear model. A vector in sight stands feature by feature, (features, outputs), so that a feature is one piece
-    of memory; behind them the free coordinates."""
+    """Some features of a linear model, called active.
 
-    objective: Objective
+    A vector over active features is stored feature by feature, (features, outputs), so that a feature is contiguous in memory; ungated
+    coordinates follow.
+    """
+
+    objective: LinearObjective
     features: np.ndarray
     """increasing"""
     feature_index: Tensor
-    """the same, as torch wants them"""
+    """the same as a tensor"""
 
     @classmethod
-    def create(cls, objective: Objective, features: np.ndarray, device: str) -> "FeatureView":
-        """Open the eyes."""
+    def create(cls, objective: LinearObjective, features: np.ndarray, device: str) -> "FeatureView":
+        """Restrict `objective` to `features`."""
         return cls(objective, features, torch.from_numpy(features).to(device))
 
     @property
     def size(self) -> int:
-        """Weights in sight."""
+        """The number of weights of active features."""
         return len(self.features) * self.objective.num_outputs
 
     def restrict_packet(self, packet: Packet) -> Packet:
-        """A packet that speaks only of features in sight, as one of the vector in sight and one number more, of which it is silent."""
+        """Return a packet whose support has only active features, as one over the active coordinates and one extra coordinate."""
+        assert packet.support is not None
         output, feature = np.divmod(packet.support.numpy(force=True), self.objective.num_features)
-        place = np.empty(self.objective.num_features, dtype=np.int64)
-        place[self.features] = np.arange(len(self.features))
-        support = place[feature] * self.objective.num_outputs + output
+        rank = np.empty(self.objective.num_features, dtype=np.int64)
+        rank[self.features] = np.arange(len(self.features))
+        support = rank[feature] * self.objective.num_outputs + output
         return packet._replace(size=self.size + 1, support=torch.from_numpy(support).to(packet.support.device))
 
-    def global_indices(self, support: np.ndarray) -> np.ndarray:
-        """Where entries of a vector in sight stand in the whole; the number more, behind all of it."""
-        place, output = np.divmod(support, self.objective.num_outputs)
-        return output * self.objective.num_features + np.append(self.features, self.objective.layout.size)[place]
+    def global_indices(self, indices: np.ndarray) -> np.ndarray:
+        """Return the indices in the whole vector of entries of an active vector; the extra coordinate follows all of them."""
+        rank, output = np.divmod(indices, self.objective.num_outputs)
+        return output * self.objective.num_features + np.append(self.features, self.objective.layout.size)[rank]
 
     def gather(self, whole: Tensor) -> Tensor:
-        """The part of (1, p) that is in sight."""
-        gated = self.objective.layout.num_gated
-        matrix = whole[0, :gated].view(self.objective.num_outputs, -1).index_select(1, self.feature_index)
-        return self._append_ungated(matrix.T.reshape(1, -1), whole[:, gated:])
+        """Return the active part of a vector (1, p)."""
+        num_gated = self.objective.layout.num_gated
+        matrix = whole[0, :num_gated].view(self.objective.num_outputs, -1).index_select(1, self.feature_index)
+        return self._append_ungated(matrix.T.reshape(1, -1), whole[:, num_gated:])
 
-    def scatter(self, whole: Tensor, part: Tensor) -> Tensor:
-        """(1, p) with a changed part in its place."""
-        gated, seen = self.objective.layout.num_gated, len(self.features) * self.objective.num_outputs
-        changed = whole.clone()
-        matrix = changed[0, :gated].view(self.objective.num_outputs, -1)
-        matrix.index_copy_(1, self.feature_index, part[0, :seen].view(len(self.features), -1).T)
-        changed[:, gated:] = part[:, seen:]
-        return changed
+    def scatter(self, whole: Tensor, active: Tensor) -> Tensor:
+        """Return a vector (1, p) with its active part replaced."""
+        num_gated, result = self.objective.layout.num_gated, whole.clone()
+        matrix = result[0, :num_gated].view(self.objective.num_outputs, -1)
+        matrix.index_copy_(1, self.feature_index, active[0, : self.size].view(len(self.features), -1).T)
+        result[:, num_gated:] = active[:, self.size :]
+        return result
 
-    def select(self, at: Tensor, part: Tensor) -> Tensor:
-        """Of a part in sight, the features at some places among those in sight."""
-        seen = len(self.features) * self.objective.num_outputs
-        return self._append_ungated(part[0, :seen].view(len(self.features), -1).index_select(0, at).view(1, -1), part[:, seen:])
+    def select(self, indices: Tensor, active: Tensor) -> Tensor:
+        """Return the part of an active vector that belongs to some of the active features."""
+        matrix = active[0, : self.size].view(len(self.features), -1)
+        return self._append_ungated(matrix.index_select(0, indices).view(1, -1), active[:, self.size :])
 
-    def assign(self, at: Tensor, part: Tensor, small: Tensor) -> Tensor:
-        """The part with what `narrow` gave, changed, back in its place; in place, as nobody else holds it."""
-        seen, touched = len(self.features) * self.objective.num_outputs, len(at) * self.objective.num_outputs
-        part[0, :seen].view(len(self.features), -1).index_copy_(0, at, small[0, :touched].view(len(at), -1))
-        part[:, seen:] = small[:, touched:]
-        return part
+    def assign(self, indices: Tensor, active: Tensor, selected: Tensor) -> Tensor:
+        """Write a part that `select` returned back into the active vector, in place, and return it."""
+        num_selected = len(indices) * self.objective.num_outputs
+        matrix = active[0, : self.size].view(len(self.features), -1)
+        matrix.index_copy_(0, indices, selected[0, :num_selected].view(len(indices), -1))
+        active[:, self.size :] = selected[:, num_selected:]
+        return active
 
-    def coordinate_indices(self, at: np.ndarray) -> np.ndarray:
-        """Where what `narrow` gives stands in the whole vector."""
+    def nonzero_features(self, active: Tensor) -> np.ndarray:
+        """Return the indices of active features with a nonzero weight."""
+        return active[0, : self.size].view(len(self.features), -1).any(1).nonzero()[:, 0].numpy(force=True)
+
+    def coordinate_indices(self, indices: np.ndarray) -> np.ndarray:
+        """Return the indices in the whole vector of the entries that `select` returns."""
         layout = self.objective.layout
-        weights = self.features[at][:, None] + np.arange(self.objective.num_outputs) * self.objective.num_features
+        weights = self.features[indices][:, None] + np.arange(self.objective.num_outputs) * self.objective.num_features
         return np.concatenate((weights.reshape(-1), np.arange(layout.num_gated, layout.size)))
 
     @staticmethod
-    def _append_ungated(part: Tensor, free: Tensor) -> Tensor:
-        return torch.cat((part, free), dim=-1) if free.shape[-1] else part
+    def _append_ungated(weights: Tensor, ungated: Tensor) -> Tensor:
+        return torch.cat((weights, ungated), dim=-1) if ungated.shape[-1] else weights

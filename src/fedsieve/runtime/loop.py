@@ -1,4 +1,4 @@
-"""The readable reference: one client after another, every message really turned into bytes and back."""
+"""The reference exchange: one client after another, and every message is encoded as bytes and decoded again."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,46 +6,38 @@ from dataclasses import dataclass
 from fedsieve import wire
 from fedsieve.core.packets import Packet
 from fedsieve.core.types import Clock, ExchangeResult, Reply, Traffic
-from fedsieve.runtime.local_training import ClientEngine
-
-
-def measure_traffic(encoded: wire.EncodedPacket, *others: wire.EncodedPacket) -> Traffic:
-    """The three sizes of messages of one form, and the sizes of their parts: they differ in positions only."""
-    gates = weights = 0
-    for name, values in encoded.fields.items():
-        if name in wire.GATE_TRAFFIC_FIELDS:
-            gates += len(values)
-        else:
-            weights += len(values)
-    scalars, header = len(encoded.scalars), len(encoded.header) + wire.CHECKSUM_BYTES
-    values = scalars + gates + weights
-    alike = Traffic(encoded.paper_bytes, values, header + values, header, 0, scalars, weights, gates) * (1 + len(others))
-    positions = len(encoded.positions) + sum([len(other.positions) for other in others])
-    return alike + Traffic(payload=positions, total=positions, positions=positions)
+from fedsieve.runtime.client_data import ClientData
+from fedsieve.runtime.context import RunContext
+from fedsieve.runtime.sparse_training import make_client_engine
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoopEngine(ClientEngine):
-    """An exchange that visits each client in turn and passes bytes."""
+class LoopEngine:
+    """An exchange that trains the clients in turn and passes bytes."""
+
+    context: RunContext
+    data: ClientData
 
     def __call__(self, clock: Clock, packet: Packet, clients: Sequence[int]) -> ExchangeResult:
-        """Send, let each client compute, collect."""
-        address = self.message_id(clock)
-        encoded = wire.encode(packet, address)
-        support = self.resolve_seed(packet, clock).support
-        down, up, replies, rejected = Traffic(), Traffic(), [], []
+        """Send the packet to the clients and return their replies."""
+        context = self.context
+        message_id, encoded = context.message_id(clock), wire.encode(packet, context.message_id(clock))
+        support = context.resolve_seed(packet, clock).support
+        downlink, uplink, replies, rejected = Traffic(), Traffic(), [], []
         for client in clients:
             answer = self.run_client(clock, encoded.to_bytes(), client)
-            down, up = down + measure_traffic(encoded), up + measure_traffic(answer)
+            downlink, uplink = downlink + wire.measure_traffic(encoded), uplink + wire.measure_traffic(answer)
             try:
-                reply = wire.decode(answer.to_bytes(), address, self.objective.layout.size, support)
+                reply = wire.decode(answer.to_bytes(), message_id, context.objective.layout.size, support)
                 replies.append(Reply(client, reply, self.data.num_examples(client)))
-            except wire.PacketError as problem:
-                rejected.append((client, str(problem)))
-        return ExchangeResult(replies, rejected, down, up)
+            except wire.PacketError as error:
+                rejected.append((client, str(error)))
+        return ExchangeResult(replies, rejected, downlink, uplink)
 
     def run_client(self, clock: Clock, message: bytes, client: int) -> wire.EncodedPacket:
-        """What one client does with a message."""
-        address = self.message_id(clock)
-        packet = self.resolve_seed(wire.decode(message, address, self.objective.layout.size), clock)
-        return wire.encode(self.train_and_reply(self.initial_state(packet, clock), clock, [client]).unstack()[0], address, packet.support)
+        """Return the encoded reply of one client to a message."""
+        context, engine = self.context, make_client_engine(self.context, self.data)
+        message_id = context.message_id(clock)
+        packet = context.resolve_seed(wire.decode(message, message_id, context.objective.layout.size), clock)
+        replies = engine.train_and_reply(engine.initial_state(packet, clock), clock, [client])
+        return wire.encode(replies.unstack()[0], message_id, packet.support)

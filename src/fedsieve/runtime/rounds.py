@@ -1,9 +1,10 @@
-"""The round: who takes part, what is sent, what comes back. One short generator owns it and yields it; the caller does the rest."""
+"""The round: sample a cohort, broadcast, exchange, aggregate. One generator runs the rounds; the caller measures and stores them."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from fedsieve.core.budgets import floor_of_decimal
 from fedsieve.core.packets import Packet, seed_packet
@@ -13,40 +14,42 @@ from fedsieve.core.types import Algorithm, Clock, Exchange, Objective, Traffic
 
 
 class Population(NamedTuple):
-    """Who there is: how many clients were asked for, and which of them hold rows."""
+    """The number of clients of a run, and those that have examples."""
 
     num_clients: int
     clients_with_data: Sequence[int]
 
 
 class RoundResult(NamedTuple):
-    """One round as it happened."""
+    """The server state after a round, and what happened in it."""
 
     round: int
     server: Any
     cohort: list[int]
     replied: list[int]
     rejected: list[tuple[int, str]]
+    """(client, reason)"""
     downlink: Traffic
     uplink: Traffic
 
 
-def cohort_size(clients: int, participation: float) -> int:
-    """K = max(1, floor(gamma_c C)), exactly (decisions C4, D2)."""
-    return max(1, floor_of_decimal(participation, clients))
+def cohort_size(num_clients: int, participation: float) -> int:
+    """Return K = max(1, floor(gamma_c C)), exact for decimal fractions (decisions C4, D2)."""
+    return max(1, floor_of_decimal(participation, num_clients))
 
 
 def sample_cohort(population: Population, participation: float, seed: int, round: int) -> list[int]:
-    """The clients of a round, without replacement, among those who hold rows, in increasing order."""
-    size = min(cohort_size(population.num_clients, participation), len(population.clients_with_data))
-    picked = generator(seed, "cohort", round).choice(len(population.clients_with_data), size, replace=False)
-    return sorted(int(population.clients_with_data[i]) for i in picked)
+    """Return the clients of a round in increasing order, sampled without replacement among those with examples."""
+    candidates = population.clients_with_data
+    size = min(cohort_size(population.num_clients, participation), len(candidates))
+    picked = generator(seed, "cohort", round).choice(len(candidates), size, replace=False)
+    return sorted(int(candidates[i]) for i in picked)
 
 
 def initial_server(
-    algorithm: Algorithm, objective: Objective, seed: int, dtype: torch.dtype, device: str = "cpu", weights: torch.Tensor | None = None
+    algorithm: Algorithm, objective: Objective, seed: int, dtype: torch.dtype, device: str = "cpu", weights: Tensor | None = None
 ) -> Any:
-    """The server before the first round: a function of the seed alone, so every party can draw it (E7), or from given weights."""
+    """Return the server state before the first round: from given weights, or from the seed alone (decision E7)."""
     draw = server_sampler(seed, 0, 0, dtype, device)
     return algorithm.init(objective.layout, objective.initial_weights(draw) if weights is None else weights, draw)
 
@@ -54,7 +57,7 @@ def initial_server(
 def initial_broadcast(
     algorithm: Algorithm, objective: Objective, seed: int, clock: Clock, dtype: torch.dtype, device: str = "cpu"
 ) -> Packet:
-    """What the server would have sent instead of the seed."""
+    """Return the first broadcast, which a client computes from the seed instead of receiving it."""
     draw = server_sampler(seed, clock.round, clock.exchange, dtype, device)
     return algorithm.broadcast(initial_server(algorithm, objective, seed, dtype, device), clock, draw)
 
@@ -75,33 +78,34 @@ def train(
     start_from_seed: bool = True,
     limits: ReplyLimits = ReplyLimits(),  # noqa: B008
 ) -> Iterator[RoundResult]:
-    """Run the rounds [first, rounds). `tune` is an exchange with rows the server owns itself: no bytes, for every method alike.
+    """Yield the rounds from `first_round` to `rounds` - 1.
 
-    Where every party can draw the start (`known_start`), the first downlink is the seed. Replies count only if they pass `screen`.
-    A round in which nobody answers changes nothing.
+    If every client can compute the start (`start_from_seed`), the first downlink is only the seed. Replies that violate `limits` are
+    rejected. A round without replies changes nothing. `server_exchange` trains on examples of the server after every exchange.
     """
-    for number in range(first_round, rounds):
-        cohort = sample_cohort(population, participation, seed, number)
-        down, up = Traffic(), Traffic()
+    num_exchanges = algorithm.workload.exchanges
+    for round in range(first_round, rounds):
+        cohort = sample_cohort(population, participation, seed, round)
+        downlink, uplink = Traffic(), Traffic()
         replied: set[int] = set()
         rejected: list[tuple[int, str]] = []
-        for turn in range(algorithm.exchanges_per_round):
-            clock = Clock(number, rounds, turn)
-            draw = server_sampler(seed, number, turn, dtype, device)
+        for number in range(num_exchanges):
+            clock = Clock(round, rounds, number)
+            draw = server_sampler(seed, round, number, dtype, device)
             packet = algorithm.broadcast(server, clock, draw)
-            drawn = start_from_seed and number == 0 and turn == 0
-            came = exchange(clock, seed_packet(seed, packet.size) if drawn else packet, cohort)
-            came = validate_replies(algorithm, packet, came, cohort, clock, limits, dtype)
-            if came.replies:
-                server = algorithm.aggregate(server, packet, came.replies, clock, draw)
+            is_first = start_from_seed and round == 0 and number == 0
+            result = exchange(clock, seed_packet(seed, packet.size) if is_first else packet, cohort)
+            result = validate_replies(algorithm, packet, result, cohort, clock, limits, dtype)
+            if result.replies:
+                server = algorithm.aggregate(server, packet, result.replies, clock, draw)
             if server_exchange is not None:
-                draw = server_sampler(derive_key(seed, "tune"), number, turn, dtype, device)
+                draw = server_sampler(derive_key(seed, "tune"), round, number, dtype, device)
                 packet = algorithm.broadcast(server, clock, draw)
-                if own := server_exchange(clock, packet, [0]).replies:
-                    server = algorithm.aggregate(server, packet, own, clock, draw)
-            down, up = down + came.downlink, up + came.uplink
-            replied.update(came.clients)
-            rejected += came.rejected
+                if replies := server_exchange(clock, packet, [0]).replies:
+                    server = algorithm.aggregate(server, packet, replies, clock, draw)
+            downlink, uplink = downlink + result.downlink, uplink + result.uplink
+            replied.update(result.clients)
+            rejected += result.rejected
         if replied or server_exchange is not None:
-            server = algorithm.end_round(server, Clock(number, rounds, algorithm.exchanges_per_round - 1))
-        yield RoundResult(number, server, cohort, sorted(replied), rejected, down, up)
+            server = algorithm.end_round(server, Clock(round, rounds, num_exchanges - 1))
+        yield RoundResult(round, server, cohort, sorted(replied), rejected, downlink, uplink)

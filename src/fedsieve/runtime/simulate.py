@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from fedsieve import wire
 from fedsieve.core.types import Algorithm, CsrMatrix, Objective
 from fedsieve.runtime.batched import BatchedEngine
 from fedsieve.runtime.client_data import ClientData
+from fedsieve.runtime.context import RunContext
 from fedsieve.runtime.loop import LoopEngine
 from fedsieve.runtime.rounds import Population, RoundResult, initial_server, train
 
@@ -27,21 +27,12 @@ class Engine(StrEnum):
 
 
 def make_exchange(
-    algorithm: Algorithm,
-    objective: Objective,
-    data: ClientData,
-    seed: int,
-    fingerprint: int,
-    *,
-    dtype: torch.dtype,
-    device: str,
-    engine: Engine = Engine.BATCHED,
-    sample_bytes: bool = False,
+    context: RunContext, data: ClientData, *, engine: Engine = Engine.BATCHED, sample_bytes: bool = False
 ) -> LoopEngine | BatchedEngine:
     """Return the exchange that trains simulated clients with `engine`; `sample_bytes` is an option of the batched engine."""
-    parts: dict[str, Any] = {"algorithm": algorithm, "objective": objective, "data": data, "seed": seed, "fingerprint": fingerprint}
-    parts |= {"dtype": dtype, "device": device}
-    return LoopEngine(**parts) if engine is Engine.LOOP else BatchedEngine(**parts, sample_bytes=sample_bytes)
+    if engine is Engine.LOOP:
+        return LoopEngine(context=context, data=data)
+    return BatchedEngine(context=context, data=data, sample_bytes=sample_bytes)
 
 
 def simulate(
@@ -59,9 +50,10 @@ def simulate(
     """Yield the rounds over examples ordered by client, starting from `weights` or from weights drawn with the seed."""
     dtype, device = (torch.float32, "cpu") if weights is None else (weights.dtype, str(weights.device))
     population = Population(len(counts), np.flatnonzero(counts).tolist())
-    data = ClientData(x, y, counts, objective, algorithm.examples_per_step)
+    data = ClientData(x, y, counts, objective, algorithm.workload.batch_size)
     fingerprint = wire.compute_fingerprint(type(algorithm).__name__, objective.layout)
-    exchange = make_exchange(algorithm, objective, data, seed, fingerprint, dtype=dtype, device=device)
+    context = RunContext(algorithm=algorithm, objective=objective, seed=seed, fingerprint=fingerprint, dtype=dtype, device=device)
+    exchange = make_exchange(context, data)
     server = initial_server(algorithm, objective, seed, dtype, device, weights)
     return train(
         algorithm, server, population, participation, exchange, rounds, seed, dtype=dtype, device=device, start_from_seed=weights is None

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fedsieve.algorithms import algorithm_class
+from fedsieve.algorithms.flops import Flops
 from fedsieve.algorithms.flops_pa import GateNoise
 from fedsieve.core.constraint import ConstraintScale, DualUpdate
 from fedsieve.core.schedules import DensitySchedule
@@ -50,7 +50,7 @@ def _variants(scale: Scale, task: str) -> list[tuple[str, str, dict[str, Any]]]:
     if task != LARGE_TASK or is_full:
         variants.append(("flops", *MIRROR_VARIANT))
     if task not in REAL_TASKS or is_full:
-        exchanges = paper.algorithm_options(scale, task, "flops").get("local_steps", algorithm_class("flops").local_steps)
+        exchanges = paper.algorithm_options(scale, task, "flops").get("exchanges", Flops.exchanges)
         paper_dual = {"constraint_scale": ConstraintScale.MEAN, "dual_rate": exchanges / scale.num_features}
         variants += [("flops", PAPER_DUAL, paper_dual), ("flops", "gradient ascent, sum scale", {})]
         for algorithm, annealed in ANNEALED_VARIANTS.items():

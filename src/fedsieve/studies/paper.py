@@ -6,6 +6,7 @@ from itertools import product
 from typing import Any
 
 from fedsieve.algorithms import algorithm_class
+from fedsieve.algorithms.defaults import batches_per_round
 from fedsieve.algorithms.flops_pa import GateNoise
 from fedsieve.core.aggregation import ClientWeighting
 from fedsieve.core.optimizers import StepRule
@@ -37,7 +38,7 @@ COMPARED = (("flops", TUNED), ("fed-iter-ht", PUBLISHED), ("fed-iter-ht", TUNED)
 def algorithm_options(scale: Scale, task: str, algorithm_name: str, **options: Any) -> dict[str, Any]:
     """Return the options of an algorithm on a task: the defaults, then those of the study, then the local steps of the scale."""
     defaults = default_options(TASKS[task], algorithm_class(algorithm_name), None)
-    return defaults | options | ({} if scale.local_steps is None else {"local_steps": scale.local_steps})
+    return defaults | options | ({} if scale.local_steps is None else batches_per_round(algorithm_class(algorithm_name), scale.local_steps))
 
 
 def published_options(task: str, true_density: float, skew: str) -> dict[str, Any]:
@@ -72,7 +73,7 @@ def synthetic_run_factory(
     """Return a function from a seed to a run on a synthetic task."""
     alpha, shift = SKEWS[skew]
     if setting == PUBLISHED:
-        options = published_options(task, true_density, skew) | options
+        options = select_supported(algorithm_class(algorithm_name), published_options(task, true_density, skew)) | options
     if participation is not None:
         participation = None if centralized else max(participation, 2 / scale.clients)
     return partial(

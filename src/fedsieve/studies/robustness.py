@@ -5,6 +5,7 @@ from itertools import product
 from typing import Any
 
 from fedsieve.algorithms import algorithm_class
+from fedsieve.algorithms.defaults import batches_per_round
 from fedsieve.core.aggregation import Aggregator
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import ByteCounting, FederationConfig
@@ -53,7 +54,9 @@ def _condition(
     failures = Failures()
     if attack is not None:
         failures = Failures(malicious_fraction=malicious_fraction, attack=attack, attack_scale=ATTACK_SCALES[attack])
-    options: dict[str, Any] = {"local_steps": LOCAL_STEPS} | paper.algorithm_options(scale, task, algorithm_name)
+    options: dict[str, Any] = batches_per_round(algorithm_class(algorithm_name), LOCAL_STEPS) | paper.algorithm_options(
+        scale, task, algorithm_name
+    )
     run = partial(
         paper.build_run,
         task=task,

@@ -28,7 +28,7 @@ NUM_TRIALS = 12
 
 def candidate_options(algorithm: BaseAlgorithm, num_trials: int, fixed_options: frozenset[str] = frozenset()) -> list[dict[str, Any]]:
     """Settings to try in the place of the method's own, which come first: step size, batch, schedule; never what is fixed."""
-    rate = "server_learning_rate" if algorithm.exchanges_per_round > 1 else "learning_rate"
+    rate = "server_learning_rate" if algorithm.workload.exchanges > 1 else "learning_rate"
     fixed_options |= (
         {"density_schedule"} if "initial_density" in fixed_options else set()
     )  # where a schedule begins was typed: there is to be one

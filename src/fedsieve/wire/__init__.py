@@ -17,7 +17,7 @@ import torch
 from fedsieve.core.packets import Packet
 from fedsieve.core.quantization import SCALED_CODINGS, Coding, QuantizedField
 from fedsieve.core.random import derive_key
-from fedsieve.core.types import Layout
+from fedsieve.core.types import Layout, Traffic
 
 MAGIC = b"fS"
 VERSION = 1
@@ -368,3 +368,18 @@ def _require_finite(numbers: np.ndarray, what: str) -> np.ndarray:
     if not np.isfinite(numbers).all():
         raise PacketError(f"{what} is not finite")
     return numbers
+
+
+def measure_traffic(encoded: EncodedPacket, *others: EncodedPacket) -> Traffic:
+    """Return the sizes of messages with the same fields; they differ only in the lengths of their positions."""
+    gates = weights = 0
+    for name, values in encoded.fields.items():
+        if name in GATE_TRAFFIC_FIELDS:
+            gates += len(values)
+        else:
+            weights += len(values)
+    scalars, header = len(encoded.scalars), len(encoded.header) + CHECKSUM_BYTES
+    values = scalars + gates + weights
+    common = Traffic(encoded.paper_bytes, values, header + values, header, 0, scalars, weights, gates) * (1 + len(others))
+    positions = len(encoded.positions) + sum([len(other.positions) for other in others])
+    return common + Traffic(payload=positions, total=positions, positions=positions)

@@ -1,0 +1,140 @@
+"""Local training of one client with sparse examples, on the features that its examples have.
+
+A local step changes only the weights of features in its mini-batch. The client state is restricted to the features of the round's
+examples, each step to those of its batch; what skipped steps do to the other weights is applied once (`apply_skipped_steps`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsieve.core.packets import Packet
+from fedsieve.core.types import Clock, EngineSupport, LinearObjective
+from fedsieve.runtime.client_data import ClientData, SparseRoundData
+from fedsieve.runtime.context import RunContext
+from fedsieve.runtime.feature_view import FeatureView
+from fedsieve.runtime.local_training import ClientEngine, map_tensors
+
+
+@dataclass(frozen=True)
+class SparseClientEngine:
+    """The counterpart of `ClientEngine` for sparse examples; stacks have one client."""
+
+    dense: ClientEngine
+
+    @property
+    def context(self) -> RunContext:
+        """The context of the run."""
+        return self.dense.context
+
+    @property
+    def data(self) -> ClientData:
+        """The examples of all clients."""
+        return self.dense.data
+
+    @cached_property
+    def objective(self) -> LinearObjective:
+        """The linear model."""
+        return cast(LinearObjective, self.context.objective)
+
+    @cached_property
+    def support(self) -> EngineSupport:
+        """What the algorithm says about its local steps."""
+        return self.context.algorithm.engine_support
+
+    def initial_state(self, packet: Packet, clock: Clock) -> Any:
+        """Return the common initial state, or the packet if each client decodes only the features that it needs."""
+        layout = self.objective.layout
+        if packet.support is not None and not layout.num_ungated and layout.groups is None and self.support.unseen_weights_are_equal:
+            return packet
+        return self.dense.initial_state(packet, clock)
+
+    def train_and_reply(self, state: Any, clock: Clock, clients: list[int]) -> Packet:
+        """Take the local steps of one exchange and return the reply, as a stack of one."""
+        if isinstance(state, Packet):
+            return self._reply_on_active_features(state, clock, clients)
+        client = map_tensors(state, lambda part: part[None])
+        projected = self.support.projected_field
+        nonzero = None if projected is None else self._nonzero_features(getattr(client, projected))
+        examples = self._round_examples(clock, clients, nonzero)
+        view = FeatureView.create(self.objective, examples.features, self.context.device)
+        active, steps = self._run_steps(self._map_vectors(view.gather, client), examples, view, clock, clients)
+        client = self._map_vectors(view.scatter, client, active)
+        steps_per_feature = np.zeros(self.objective.num_features)
+        steps_per_feature[view.features] = steps
+        num_skipped = self._num_skipped(steps_per_feature).repeat(self.objective.num_outputs)
+        num_skipped = torch.cat((num_skipped, num_skipped.new_zeros(self.objective.layout.num_ungated)))[None]
+        return self.dense.reply(self.support.apply_skipped_steps(client, num_skipped, clock), clock, clients)
+
+    def _reply_on_active_features(self, packet: Packet, clock: Clock, clients: list[int]) -> Packet:
+        """Return the reply of a client without creating a vector as long as the model.
+
+        All weights that are neither in the broadcast nor in the client's examples have the same state. One extra coordinate behind the
+        active ones represents them. Only if that coordinate is selected for the reply, the whole vector is needed.
+        """
+        algorithm, layout = self.context.algorithm, self.objective.layout
+        assert packet.support is not None
+        examples = self._round_examples(clock, clients, packet.support.numpy(force=True) % self.objective.num_features)
+        view = FeatureView.create(self.objective, examples.features, self.context.device)
+        restricted = layout._replace(global_index=view.global_indices)
+        state = algorithm.client_init(view.restrict_packet(packet), restricted, clock, self.context.dtype)
+        client = map_tensors(state, lambda part: part[None])
+        _, steps = self._run_steps(self._map_vectors(lambda part: part[:, :-1], client), examples, view, clock, clients)
+        num_skipped = self._num_skipped(np.append(steps, 0))[:, None].expand(-1, self.objective.num_outputs)
+        num_skipped = num_skipped.reshape(1, -1)[:, : view.size + 1]
+        reply = self.dense.reply(self.support.apply_skipped_steps(client, num_skipped, clock), clock, clients)
+        assert reply.support is not None
+        support = view.global_indices(reply.support.numpy(force=True))
+        if support[0, -1] == layout.size:
+            return self.train_and_reply(self.dense.initial_state(packet, clock), clock, clients)
+        return reply._replace(size=layout.size, support=torch.from_numpy(support).to(self.context.device))
+
+    def _round_examples(self, clock: Clock, clients: list[int], extra_features: np.ndarray | None) -> SparseRoundData:
+        (client,) = clients
+        batches = self.data.epoch_batches(self.context.seed, clock.round, client, self.dense.batches_per_round)
+        return self.data.sparse_batches(client, batches[self.dense.batch_slice(clock)], extra_features)
+
+    def _run_steps(
+        self, active: Any, examples: SparseRoundData, view: FeatureView, clock: Clock, clients: list[int]
+    ) -> tuple[Any, np.ndarray]:
+        """Take each step on the features of its batch; return the state and the number of steps of each active feature."""
+        algorithm, objective, support = self.context.algorithm, self.objective, self.support
+        smoothness, steps = self.dense.smoothness(clients), np.zeros(len(view.features))
+        for step in range(self.dense.workload.local_steps):
+            projected = support.projected_field
+            nonzero = None if projected is None else view.nonzero_features(getattr(active, projected))
+            indices, batch = examples.batch(step, nonzero)
+            steps[indices] += 1
+            batch, restricted = batch._replace(smoothness=smoothness), objective.with_features(len(indices))
+            at = torch.from_numpy(indices).to(self.context.device)
+            if support.fused_step is not None and support.fused_step(restricted, active, at, batch, clock):
+                continue
+            draw = self.dense.draw(clock, step, clients, partial(view.coordinate_indices, indices))
+            selected = self._map_vectors(partial(view.select, at), active)
+            selected = algorithm.client_step(restricted, selected, batch, clock, draw)
+            active = self._map_vectors(partial(view.assign, at), active, selected)
+        return active, steps
+
+    def _num_skipped(self, steps: np.ndarray) -> Tensor:
+        return torch.from_numpy(self.dense.workload.local_steps - steps).to(self.context.device, self.context.dtype)
+
+    def _nonzero_features(self, weights: Tensor) -> np.ndarray:
+        """Return the features with a nonzero weight."""
+        matrix = weights[0, : self.objective.layout.num_gated].view(self.objective.num_outputs, -1)
+        return matrix.any(0).nonzero()[:, 0].numpy(force=True)
+
+    def _map_vectors(self, function: Callable[..., Tensor], *clients: Any) -> Any:
+        """Return the first state with its vectors replaced by a function of the vectors of all states."""
+        fields = self.support.vector_fields
+        return clients[0]._replace(**{name: function(*(getattr(client, name) for client in clients)) for name in fields})
+
+
+def make_client_engine(context: RunContext, data: ClientData) -> ClientEngine | SparseClientEngine:
+    """Return the engine that trains clients on this kind of examples."""
+    dense = ClientEngine(context, data)
+    return SparseClientEngine(dense) if data.is_sparse else dense
