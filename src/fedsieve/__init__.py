@@ -23,6 +23,8 @@ _MODULES = {
     "PacketError": "fedsieve.wire",
     "Population": "fedsieve.runtime.rounds",
     "read_model": "fedsieve.models.sparse_model",
+    "resolve": "fedsieve.experiments.resolve",
+    "ResolvedRun": "fedsieve.experiments.resolve",
     "run_rounds": "fedsieve.experiments.runner",
     "RunConfig": "fedsieve.experiments.config",
     "Simulation": "fedsieve.experiments.simulation",

@@ -70,6 +70,7 @@ def test_the_public_names_are_these():
         "Module",
         "PacketError",
         "Population",
+        "ResolvedRun",
         "RunConfig",
         "Simulation",
         "SparseFederatedClassifier",
@@ -82,6 +83,7 @@ def test_the_public_names_are_these():
         "fit",
         "initial_server",
         "read_model",
+        "resolve",
         "run_rounds",
         "train",
     }
