@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fedsieve.algorithms.base import BaseAlgorithm
+from fedsieve.algorithms.gated import HasGates
 from fedsieve.core import gates
 
 MAX_MAP_ROUNDS = 50
@@ -27,8 +28,9 @@ class GateTrace:
         """Record one round."""
         size = server.layout.num_gated
         self.masks.append((theta[:size] != 0).numpy(force=True))
-        if hasattr(server, "log_alpha"):
-            self.gates.append(gates.compute_test_gates(self.algorithm.shape, server.log_alpha[:size]).to(torch.float16).numpy(force=True))
+        if isinstance(server, HasGates):
+            test_gates = gates.compute_test_gates(self.algorithm.shape, server.log_alpha[:size])
+            self.gates.append(test_gates.to(torch.float16).numpy(force=True))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers: `overlap` between stored rounds (soft IoU of gates, IoU of masks), `gates` of a few weights."""
