@@ -1,4 +1,4 @@
-"""Any module: its gradients, its layout, and what it cannot be."""
+"""Any module as an objective: gradients, layout, and modules that are rejected."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from fedsieve.runtime.rounds import initial_server
 from helpers.training import run_training
 
 
-def rows_of(shape, classes=3, count=60, integers=False, seed=0):
+def make_examples(shape, classes=3, count=60, integers=False, seed=0):
     g = torch.Generator().manual_seed(seed)
     y = torch.randint(0, classes, (count,), generator=g)
     x = torch.randn(count, *shape, generator=g) + y.view(-1, *([1] * len(shape)))
@@ -27,7 +27,7 @@ def rows_of(shape, classes=3, count=60, integers=False, seed=0):
     return x, y
 
 
-def trained(objective, x, y, rounds=6, method="fed-round-ht", engine=BatchedEngine, **fields):
+def train_module(objective, x, y, rounds=6, algorithm_name="fed-round-ht", engine=BatchedEngine, **fields):
     settings = {
         "density": 0.5,
         "local_steps": 8,
@@ -38,13 +38,13 @@ def trained(objective, x, y, rounds=6, method="fed-round-ht", engine=BatchedEngi
         "bits": 32,
         "max_gradient_norm": 1.0,
     }
-    cls = algorithm_class(method)
+    cls = algorithm_class(algorithm_name)
     algorithm = cls(**{name: value for name, value in (settings | fields).items() if name in cls.option_names() | {"density"}})
     *_, last = run_training(algorithm, objective, x, y, [20, 25, 15], engine=engine, rounds=rounds)
     return algorithm.parameters(last.server)
 
 
-def test_lenet_has_exactly_the_papers_parameters():
+def test_lenet_has_the_number_of_parameters_of_the_paper():
     objective = Module(module=lenet(), factory=lenet)
     assert objective.layout.size == 44_426
     assert sum(part.stop - part.start for part, _ in objective.layout.layers.values()) == 44_426
@@ -111,8 +111,8 @@ def test_modules_of_every_kind_learn(kind):
     build, shape, integers = MODULES[kind]
     torch.manual_seed(0)
     objective = Module(module=build())
-    x, y = rows_of(shape, integers=integers)
-    theta = trained(objective, x, y, rounds=8, rate=0.5)
+    x, y = make_examples(shape, integers=integers)
+    theta = train_module(objective, x, y, rounds=8, learning_rate=0.5)
     before = functional.cross_entropy(objective.predict(objective.flatten(objective.module), x), y)
     after = functional.cross_entropy(objective.predict(theta, x), y)
     assert after < before - 0.1
@@ -120,16 +120,16 @@ def test_modules_of_every_kind_learn(kind):
 
 
 @pytest.mark.parametrize("kind", MODULES)
-def test_outputs_at_other_parameters_are_those_of_a_module_that_has_them(kind):
+def test_outputs_at_other_parameters_equal_those_of_a_module_with_them(kind):
     build, shape, integers = MODULES[kind]
     objective, other = Module(module=build()), build().eval()
     own = objective.flatten(objective.module)
-    x, _ = rows_of(shape, integers=integers)
+    x, _ = make_examples(shape, integers=integers)
     torch.testing.assert_close(objective.predict(objective.flatten(other), x), other(x).detach())
     assert torch.equal(objective.flatten(objective.module), own)
 
 
-def test_a_module_has_its_own_parameters_again_after_a_call_that_failed():
+def test_a_failed_call_restores_the_parameters_of_the_module():
     module = nn.Sequential(nn.Linear(5, 3), nn.Linear(4, 2))
     own = list(module.parameters())
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
@@ -138,22 +138,22 @@ def test_a_module_has_its_own_parameters_again_after_a_call_that_failed():
 
 
 @pytest.mark.parametrize("kind", ["dropout", "group norm"])
-def test_both_engines_train_modules_alike_and_dropout_repeats(kind):
+def test_both_engines_train_a_module_to_the_same_weights(kind):
     build, shape, _ = MODULES[kind]
     torch.manual_seed(0)
     objective = Module(module=build())
-    x, y = rows_of(shape)
-    one, again, loop = (trained(objective, x, y, rounds=3, engine=engine) for engine in (BatchedEngine, BatchedEngine, LoopEngine))
+    x, y = make_examples(shape)
+    one, again, loop = (train_module(objective, x, y, rounds=3, engine=engine) for engine in (BatchedEngine, BatchedEngine, LoopEngine))
     assert torch.equal(one, again)
     torch.testing.assert_close(one, loop, atol=1e-4, rtol=0)
 
 
-def test_global_random_state_is_left_alone():
+def test_training_does_not_change_the_global_random_state():
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    x, y = rows_of((5,))
-    trained(Module(module=nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 3))), x, y, rounds=2)
+    x, y = make_examples((5,))
+    train_module(Module(module=nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 3))), x, y, rounds=2)
     torch.manual_seed(5)
     assert torch.equal(torch.rand(3), expected)
 
@@ -171,7 +171,7 @@ def test_tied_weights_share_one_gate():
     torch.testing.assert_close(gradient[0], module[0].weight.grad.reshape(-1))
 
 
-def test_batch_norm_in_training_mode_is_refused_with_the_way_out():
+def test_batch_norm_in_training_mode_is_an_error_with_a_remedy():
     module = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8))
     with pytest.raises(ValueError, match=r"BatchNorm1d in training mode.*GroupNorm.*\.eval\(\)"):
         Module(module=module)
@@ -179,25 +179,25 @@ def test_batch_norm_in_training_mode_is_refused_with_the_way_out():
     assert Module(module=module).layout.size == 5 * 8 + 8 + 16
 
 
-def test_a_module_without_parameters_is_refused():
+def test_a_module_without_parameters_is_an_error():
     with pytest.raises(ValueError, match="no parameters with a gate"):
         Module(module=nn.ReLU())
 
 
-def test_a_fresh_start_follows_from_the_seed_and_a_given_one_is_kept():
+def test_initial_weights_come_from_the_seed_or_from_the_module():
     fresh = Module(module=lenet(), factory=lenet)
     algorithm = algorithm_class("fed-avg")()
     one, again, other = (initial_server(algorithm, fresh, seed, torch.float32).theta for seed in (1, 1, 2))
     assert torch.equal(one, again) and not torch.equal(one, other)
-    given = Module(module=lenet())
-    assert torch.equal(initial_server(algorithm, given, 1, torch.float32).theta, given.flatten(given.module))
+    fixed = Module(module=lenet())
+    assert torch.equal(initial_server(algorithm, fixed, 1, torch.float32).theta, fixed.flatten(fixed.module))
 
 
-@pytest.mark.parametrize("method", ["flops-pa", "fed-iter-ht", "gradual", "flops"])
-def test_per_layer_budgets_empty_no_layer(method):
+@pytest.mark.parametrize("algorithm_name", ["flops-pa", "fed-iter-ht", "gradual", "flops"])
+def test_per_layer_budgets_empty_no_layer(algorithm_name):
     torch.manual_seed(0)
     objective = Module(module=nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 3)))
-    x, y = rows_of((5,))
-    theta = trained(objective, x, y, rounds=4, method=method, density=0.1, budget=BudgetRule.ERK)
+    x, y = make_examples((5,))
+    theta = train_module(objective, x, y, rounds=4, algorithm_name=algorithm_name, density=0.1, sparsity_allocation=BudgetRule.ERK)
     assert all(int((theta[part] != 0).sum()) >= 1 for part, _ in objective.layout.layers.values())
     assert int((theta != 0).sum()) == 14

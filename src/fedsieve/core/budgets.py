@@ -9,17 +9,17 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 Budget = tuple[tuple[slice, int], ...]
-"""(where, how many kept), parts that cover the parameter vector."""
+"""(slice, number of kept weights) of the parts that cover the parameter vector."""
 
 
 class BudgetRule(StrEnum):
-    """How m is spread over layers (decision C3)."""
+    """How the m kept weights are allocated to layers (decision C3)."""
 
     GLOBAL = "global"
     UNIFORM = "uniform"
-    """every layer the same density"""
+    """every layer has the same density"""
     ERK = "erk"
-    """Erdos-Renyi-kernel: small layers denser (Evci et al. 2020)"""
+    """Erdos-Renyi-kernel: small layers are denser (Evci et al. 2020)"""
 
 
 def floor_of_decimal(fraction: float, total: int) -> int:
@@ -28,7 +28,7 @@ def floor_of_decimal(fraction: float, total: int) -> int:
 
 
 def num_kept(density: float, size: int) -> int:
-    """m = floor(rho |theta|), exactly; a density outside (0, 1] or one that keeps nothing is refused."""
+    """m = floor(rho |theta|), exactly. A density outside (0, 1], or one that keeps no weight, is an error."""
     if not 0 < density <= 1:
         raise ValueError(f"density must be above 0 and at most 1, because it is the fraction of weights kept; got {density:g}")
     kept = floor_of_decimal(density, size)
@@ -38,17 +38,17 @@ def num_kept(density: float, size: int) -> int:
 
 
 def allocate_budget(layers: list[tuple[slice, tuple[int, ...]]], num_nonzero: int, rule: BudgetRule) -> Budget:
-    """Spread `kept` over the layers: globally, in proportion, or by ERK; the parts add up to `kept` exactly."""
+    """Allocate `num_nonzero` weights to the layers by the rule; the parts sum to it exactly."""
     total = sum(_slice_length(part) for part, _ in layers)
     if rule is BudgetRule.GLOBAL:
         return ((slice(0, total), num_nonzero),)
     lengths = [_slice_length(part) for part, _ in layers]
-    wanted = (
+    targets = (
         [num_nonzero * n / total for n in lengths]
         if rule is BudgetRule.UNIFORM
         else _erk_counts([shape for _, shape in layers], lengths, num_nonzero)
     )
-    counts = _round_to_sum(wanted, lengths, num_nonzero)
+    counts = _round_to_sum(targets, lengths, num_nonzero)
     return tuple((part, count) for (part, _), count in zip(layers, counts, strict=True))
 
 
@@ -57,7 +57,7 @@ def _slice_length(part: slice) -> int:
 
 
 def _erk_counts(shapes: list[tuple[int, ...]], lengths: list[int], num_nonzero: int) -> list[float]:
-    """Density of a layer in proportion to sum(shape)/prod(shape), full layers capped and their surplus shared again."""
+    """Weights of each layer if densities are proportional to sum(shape)/prod(shape); the surplus of full layers is shared again."""
     raw = [sum(shape) / prod(shape) * n for shape, n in zip(shapes, lengths, strict=True)]
     full: set[int] = set()
     while True:
@@ -70,14 +70,14 @@ def _erk_counts(shapes: list[tuple[int, ...]], lengths: list[int], num_nonzero: 
 
 
 def _round_to_sum(targets: list[float], max_counts: list[int], total: int) -> list[int]:
-    """Whole numbers near `wanted`, each at least 1 where the total allows and at most its limit, that add up to `total`."""
-    least = 1 if total >= len(targets) else 0
-    counts = [min(max(int(w), least), limit) for w, limit in zip(targets, max_counts, strict=True)]
+    """Integers near `targets` that sum to `total`, each at most its maximum and at least 1 if the total allows it."""
+    min_count = 1 if total >= len(targets) else 0
+    counts = [min(max(int(w), min_count), limit) for w, limit in zip(targets, max_counts, strict=True)]
     by_remainder = sorted(range(len(targets)), key=lambda i: (int(targets[i]) - targets[i], i))
     while (difference := total - sum(counts)) != 0:
         step = 1 if difference > 0 else -1
         for i in by_remainder if step > 0 else reversed(by_remainder):
-            if difference != 0 and least <= counts[i] + step <= max_counts[i]:
+            if difference != 0 and min_count <= counts[i] + step <= max_counts[i]:
                 counts[i] += step
                 difference -= step
     return counts
@@ -93,13 +93,13 @@ def round_to_groups(kept: int, groups: Int64[Tensor, " n"]) -> int:
 
 
 def groups_have_equal_size(groups: Int64[Tensor, " n"]) -> bool:
-    """Whether all groups have one size."""
+    """Whether all groups have the same size."""
     sizes = (groups - groups.amin()).bincount()
     return bool(sizes.amin() == sizes.amax())
 
 
 def sum_within_groups(values: Float[Tensor, "*k n"], groups: Int64[Tensor, " n"] | None) -> Float[Tensor, "*k n"]:
-    """Every coordinate's value replaced by the sum over its group."""
+    """Replace every value by the sum over its group."""
     if groups is None:
         return values
     count = int(groups.amax()) + 1
@@ -108,7 +108,7 @@ def sum_within_groups(values: Float[Tensor, "*k n"], groups: Int64[Tensor, " n"]
 
 
 def broadcast_within_groups(values: Float[Tensor, "*k n"], groups: Int64[Tensor, " n"] | None) -> Float[Tensor, "*k n"]:
-    """Every coordinate's value replaced by that of its group's first coordinate."""
+    """Replace every value by that of the first coordinate of its group."""
     if groups is None:
         return values
     count = int(groups.amax()) + 1
@@ -119,7 +119,7 @@ def broadcast_within_groups(values: Float[Tensor, "*k n"], groups: Int64[Tensor,
 
 
 def restrict_budget(budget: Budget, num_gated: int, num_ungated: int) -> Budget:
-    """A global budget over the `gated` coordinates in sight, followed by `free` ones that are always kept."""
+    """The global budget of a vector with `num_gated` active coordinates, followed by `num_ungated` ones that are always kept."""
     kept = min(budget_total(budget) - num_ungated, num_gated)
     return (
         ((slice(0, num_gated), kept), (slice(num_gated, num_gated + num_ungated), num_ungated))
@@ -129,5 +129,5 @@ def restrict_budget(budget: Budget, num_gated: int, num_ungated: int) -> Budget:
 
 
 def budget_total(budget: Budget) -> int:
-    """How many the whole budget keeps."""
+    """The number of weights that the whole budget keeps."""
     return sum(kept for _, kept in budget)

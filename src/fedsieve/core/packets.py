@@ -11,48 +11,50 @@ from fedsieve.core.quantization import QuantizedField, quantize
 from fedsieve.core.random import Draw
 
 GATE_FIELDS = frozenset({"gates", "gate", "log_alpha", "kept_gate", "default_gate"})
-"""Names of what are gates in a message or a part of it: they have limits of their own and are averaged plainly."""
+"""Fields and scalars that are gates: they have their own limits and their own mean."""
 FRACTION_SCALARS = frozenset({"signs", "spread", "width", "pace"})
-"""Names of numbers that are parts of a whole, between 0 and 1: neither gates nor weights."""
+"""Scalars that are fractions between 0 and 1, neither gates nor weights."""
 
 
 class SparseVector(NamedTuple):
-    """What a packet, or a stack of them, says of one vector: values at a support (everywhere when None), and one number of all else."""
+    """A vector, or a stack of them, as a packet holds it: values at a support (all coordinates if None), and a default for the rest."""
 
     values: Float[Tensor, "*k m"]
     indices: Int64[Tensor, "*k m"] | None = None
     default: Float[Tensor, "*k"] | None = None
-    """None where it is silent of all else"""
+    """None if the packet holds no value for the other coordinates"""
 
     def densify(self, background: Float[Tensor, " n"] | None, size: int) -> Float[Tensor, "*k _n"]:
-        """A vector of that size; the background, or 0, shows where the packet is silent."""
+        """The full vector; coordinates without a value come from `background`, or are 0."""
         if self.indices is None:
             return self.values
-        silent = self.values.new_zeros(1) if background is None else background
-        rest = silent if self.default is None else self.default[..., None]
+        missing = self.values.new_zeros(1) if background is None else background
+        rest = missing if self.default is None else self.default[..., None]
         return rest.expand(*self.values.shape[:-1], size).scatter(-1, self.indices, self.values)
 
     def distance_to(self, background: Float[Tensor, " n"] | None, size: int) -> Float[Tensor, "*k"]:
-        """How far it lies from a vector, or from 0; silence is no distance. In double precision: no finite number overflows."""
+        """The distance to a vector, or to 0, over the coordinates with a value; in double precision, so that it cannot overflow."""
         if self.default is None:
-            apart = self.values if background is None else self.values - (background if self.indices is None else background[self.indices])
+            difference = (
+                self.values if background is None else self.values - (background if self.indices is None else background[self.indices])
+            )
         else:
-            apart = self.densify(None, size) - (0 if background is None else background)
-        return torch.linalg.vector_norm(apart, dim=-1, dtype=torch.float64)
+            difference = self.densify(None, size) - (0 if background is None else background)
+        return torch.linalg.vector_norm(difference, dim=-1, dtype=torch.float64)
 
 
 class Packet(NamedTuple):
-    """A message about a vector of `size` coordinates, or a stack of them: fields at the support (everywhere when None), and scalars."""
+    """A message about a vector of `size` coordinates, or a stack of them: fields at the support (all if None), and scalars."""
 
     size: int
     support: Int64[Tensor, "*k m"] | None
     fields: dict[str, QuantizedField]
     scalars: dict[str, Float[Tensor, "*k"]]
     seed: int | None = None
-    """only the first downlink has one: every party draws the same start from it (decision E7)"""
+    """only in the first downlink: server and clients draw the same initial weights from it (decision E7)"""
 
     def field_dense(self, field: str, dtype: torch.dtype, default: Tensor | float = 0.0) -> Tensor:
-        """The field as a full vector, `rest` where the packet is silent."""
+        """The field as a full vector, with `default` off the support."""
         values = self.fields[field].decode(dtype)
         if self.support is None:
             return values
@@ -60,13 +62,13 @@ class Packet(NamedTuple):
         return background.scatter(-1, self.support, values)
 
     def support_mask(self, dtype: torch.dtype) -> Tensor:
-        """1 where the packet speaks, 0 where it is silent."""
+        """1 on the support, 0 elsewhere."""
         if self.support is None:
             return torch.ones(self.size, dtype=dtype)
         return torch.zeros(*self.support.shape[:-1], self.size, dtype=dtype, device=self.support.device).scatter(-1, self.support, 1.0)
 
     def restrict(self, vector: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """A vector where the packet speaks, 0 where it is silent."""
+        """The vector on the support, 0 elsewhere."""
         return vector if self.support is None else torch.zeros_like(vector).scatter_(0, self.support, vector[self.support])
 
     def scalar(self, name: str, dtype: torch.dtype) -> Tensor:
@@ -99,13 +101,13 @@ class Packet(NamedTuple):
 
     @property
     def schema(self) -> tuple[Any, ...]:
-        """What packets of a stack have in common: names, codings, and how many values."""
+        """What all packets of a stack share: names, codings and the number of values."""
         fields = ((name, values.coding, values.codes.shape[-1]) for name, values in self.fields.items())
         return self.size, self.support is None, *fields, *self.scalars
 
     @property
     def paper_bytes(self) -> int:
-        """The paper's cost: four bytes a value, nothing for positions (L303)."""
+        """The cost in the paper: four bytes per value, none for positions (L303)."""
         return 4 * sum(v.codes.numel() for v in self.fields.values())
 
 
@@ -116,7 +118,7 @@ def _unstack_field(field: QuantizedField) -> list[QuantizedField]:
 
 
 def concatenate(stacks: Sequence[Packet]) -> Packet | None:
-    """Several stacks as one, if all have one form."""
+    """Several stacks as one, or None if their schemas differ."""
     first = stacks[0]
     if len(stacks) == 1 or len({stack.schema for stack in stacks}) > 1:
         return first if len(stacks) == 1 else None
@@ -131,18 +133,18 @@ def concatenate(stacks: Sequence[Packet]) -> Packet | None:
 
 
 def seed_packet(seed: int, size: int) -> Packet:
-    """The first downlink: a seed from which every party draws the same start (decision E7)."""
+    """The first downlink: a seed from which server and clients draw the same initial weights (decision E7)."""
     return Packet(size, None, {}, {}, seed)
 
 
 def dense_packet(fields: dict[str, Float[Tensor, "*k n"]], bits: int, draw: Draw) -> Packet:
-    """All coordinates of each field."""
+    """A packet with all coordinates of each field."""
     size = next(iter(fields.values())).shape[-1]
     return Packet(size, None, {name: quantize(v, bits, draw, name, zero_free=False) for name, v in fields.items()}, {})
 
 
 def sparse_packet(support: Int64[Tensor, "*k m"], fields: dict[str, Float[Tensor, "*k n"]], bits: int, draw: Draw) -> Packet:
-    """Each field at the support only; a support that is everything needs no positions."""
+    """A packet with each field at the support. A support of all coordinates is stored as None."""
     size = next(iter(fields.values())).shape[-1]
     rounded = {name: quantize(v.gather(-1, support), bits, draw, name, zero_free=True) for name, v in fields.items()}
     return Packet(size, None if support.shape[-1] == size else support, rounded, {})

@@ -1,4 +1,4 @@
-"""A mean that hides each client: differences clipped, one say each, Gaussian noise once (docs/theory.md)."""
+"""The differentially private mean: clipped differences with equal weights, plus Gaussian noise (docs/theory.md)."""
 
 from math import sqrt
 from typing import NamedTuple
@@ -12,49 +12,49 @@ from fedsieve.core.random import Draw, uniform_to_normal
 
 
 class GaussianMechanism(NamedTuple):
-    """How far one client may move the mean, and what hides it."""
+    """Clipping norms and noise of the private mean."""
 
     noise_multiplier: float
-    """standard deviation of the noise over the most that one client replaced by another can change"""
+    """standard deviation of the noise over the sensitivity of the mean to replacing one client by another"""
     clip: float
-    """C: longest difference of a client in weights"""
+    """C: largest norm of a client's difference in weights"""
     gate_clip: float
-    """the same in gates"""
+    """largest norm of a client's difference in gates"""
     cohort_size: int
-    """K: the mean is the sum over this, however many replied"""
+    """K: the sum is divided by this number, however many clients replied"""
 
 
 def private_mean(
     deltas: dict[str, Float[Tensor, "k _n"]], mechanism: GaussianMechanism, support: Int64[Tensor, " m"] | None, draw: Draw
 ) -> dict[str, Float[Tensor, " _n"]]:
-    """(1/K) sum_k clip(d_k) + N(0, s^2), on the shared support only where there is one.
+    """(1/K) sum_k clip(d_k) + N(0, s^2), restricted to the public support if there is one.
 
-    d_k is in up to J = 2 parts, gates and weights, each clipped to its own C: in units of C a client is no longer than sqrt(J), and one
-    client in the place of another changes the mean by 2 sqrt(J) C / K at most. s is `multiplier` times that.
+    d_k has up to J = 2 parts, gates and weights, each clipped to its own C. In units of C the norm of a client is at most sqrt(J), so
+    replacing one client changes the mean by at most 2 sqrt(J) C / K. s is `noise_multiplier` times this sensitivity.
     """
     deltas = {name: _restrict(stack, support) for name, stack in deltas.items()}
     kinds = {gates: [name for name in deltas if ("gate" in name) is gates] for gates in (True, False)}
     kinds = {gates: names for gates, names in kinds.items() if names}
-    found = {}
+    means = {}
     for gates, names in kinds.items():
-        longest = mechanism.gate_clip if gates else mechanism.clip
-        length = torch.linalg.vector_norm(torch.cat([deltas[name] for name in names], dim=-1), dim=-1, dtype=torch.float64)
-        say = (longest / length.clamp_min(longest)).to(deltas[names[0]]) / mechanism.cohort_size
-        spread = mechanism.noise_multiplier * 2 * sqrt(len(kinds)) * longest / mechanism.cohort_size
+        max_norm = mechanism.gate_clip if gates else mechanism.clip
+        norms = torch.linalg.vector_norm(torch.cat([deltas[name] for name in names], dim=-1), dim=-1, dtype=torch.float64)
+        clip_weights = (max_norm / norms.clamp_min(max_norm)).to(deltas[names[0]]) / mechanism.cohort_size
+        std = mechanism.noise_multiplier * 2 * sqrt(len(kinds)) * max_norm / mechanism.cohort_size
         for name in names:
-            hidden = spread * standard_normal(draw, f"privacy {name}", deltas[name].shape[-1]).to(deltas[name])
-            found[name] = mean(deltas[name], say) + _restrict(hidden, support)
-    return found
+            noise = std * standard_normal(draw, f"privacy {name}", deltas[name].shape[-1]).to(deltas[name])
+            means[name] = mean(deltas[name], clip_weights) + _restrict(noise, support)
+    return means
 
 
 def standard_normal(draw: Draw, purpose: str, size: int) -> Float[Tensor, " n"]:
-    """Standard normal variates of 46 random bits each: 23, a draw's own, would cut the tails at five standard deviations."""
+    """Standard normal variates from 46 random bits each; the 23 bits of one draw would cut the tails at five standard deviations."""
     coarse, fine = (draw(f"{purpose}, {part}", size).double() for part in ("first bits", "last bits"))
     return uniform_to_normal(coarse + (fine - 0.5) * 2.0**-23)
 
 
 def _restrict(vectors: Float[Tensor, "*k n"], support: Int64[Tensor, " m"] | None) -> Float[Tensor, "*k n"]:
-    """Zero outside the support; a part of one number is no vector of coordinates."""
+    """The vectors with zeros off the support; a field of one number has no coordinates and stays."""
     if support is None or vectors.shape[-1] == 1:
         return vectors
     return torch.zeros_like(vectors).index_copy(-1, support, vectors.index_select(-1, support))

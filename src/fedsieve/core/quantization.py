@@ -13,7 +13,7 @@ from fedsieve.kernels import accelerated
 
 
 class Coding(IntEnum):
-    """How the values of one field are held."""
+    """Encoding of the values of one field."""
 
     FLOAT32 = 0
     FLOAT16 = 1
@@ -26,9 +26,9 @@ class Coding(IntEnum):
     MIDPOINT4 = 5
     """(code + 1/2) * scale, code in -8..7"""
     UNIT8 = 6
-    """code / 255, code in 0..255: a gate"""
+    """code / 255, code in 0..255: for gates"""
     SIGNS = 7
-    """code * scale, code -1 or 1, one bit each: a direction and one magnitude for all"""
+    """code * scale, code -1 or 1: one bit per value and one magnitude for all"""
 
 
 SCALED_CODINGS = {Coding.LEVELS8, Coding.LEVELS4, Coding.MIDPOINT8, Coding.MIDPOINT4, Coding.SIGNS}
@@ -36,25 +36,25 @@ MIDPOINT_CODINGS = {Coding.MIDPOINT8, Coding.MIDPOINT4}
 LEVELS_BY_BITS = {8: Coding.LEVELS8, 4: Coding.LEVELS4}
 MIDPOINT_BY_BITS = {8: Coding.MIDPOINT8, 4: Coding.MIDPOINT4}
 ALLOWED_BITS = (32, 16, 8, 4)
-"""Bits a value may have in a message: 32 and 16 are floats, 8 and 4 are levels of one scale per packet."""
+"""Bits per value of a message: 32 and 16 are floats, 8 and 4 are levels with one scale per packet."""
 
 
 class QuantizedField(NamedTuple):
-    """A field of a packet as the receiver will decode it."""
+    """The encoded values of one field of a packet."""
 
     codes: Tensor
     """(*k, m): float32, float16, int8 or uint8"""
     scale: Tensor | None
-    """(*k,) float32: the width of a level"""
+    """(*k,) float32: the distance of two levels"""
     coding: Coding
 
     @property
     def level_offset(self) -> float:
-        """What is added to a code before it is multiplied by the scale."""
+        """The number added to a code before it is multiplied by the scale."""
         return 0.5 if self.coding in MIDPOINT_CODINGS else 0.0
 
     def decode(self, dtype: torch.dtype) -> Tensor:
-        """The numbers the receiver sees."""
+        """The values that the receiver decodes."""
         if self.coding is Coding.UNIT8:
             return self.codes.to(dtype) / 255
         if self.scale is None:
@@ -66,9 +66,9 @@ class QuantizedField(NamedTuple):
 
 
 def quantize(values: Float[Tensor, "*k m"], bits: int, draw: Draw, purpose: str, *, zero_free: bool) -> QuantizedField:
-    """Round to the message's precision: floats to nearest, levels stochastically so that the mean is unbiased.
+    """Round values to `bits`: floats to the nearest, levels stochastically and without bias.
 
-    Levels of a sparse message avoid zero (a kept weight is never sent as none); those of a dense message have an exact zero.
+    With `zero_free` no level is zero, so that a sparse message never sends a kept weight as 0.
     """
     if bits == 32:
         return QuantizedField(values.to(torch.float32), None, Coding.FLOAT32)
@@ -95,22 +95,22 @@ def _quantize_levels(
 
 
 def quantize_signs(values: Float[Tensor, "*k m"]) -> QuantizedField:
-    """Signs and the mean magnitude: the one-bit message nearest to the values in squared distance (Bernstein et al. 2018)."""
+    """Signs and the mean magnitude: the closest one-bit message in squared distance (Bernstein et al. 2018)."""
     scale = values.abs().mean(-1).to(torch.float32).clamp_min(torch.finfo(torch.float32).tiny)
     return QuantizedField(torch.where(values < 0, -1, 1).to(torch.int8), scale, Coding.SIGNS)
 
 
 def best_sign_count(magnitudes: Float[Tensor, "*k n"], max_count: int) -> Int64[Tensor, "*k"]:
-    """How many of the largest magnitudes, at most so many, tell most of a vector when sent as signs and their mean magnitude.
+    """The number k <= max_count of largest magnitudes for which signs and their mean magnitude approximate the vector best.
 
-    k signs times that mean leave |v|^2 - (sum_{i <= k} |v_i|)^2 / k untold, v sorted by magnitude.
+    The squared error is |v|^2 - (sum_{i <= k} |v_i|)^2 / k, with v sorted by magnitude.
     """
-    told = magnitudes.topk(max_count).values.cumsum(-1).square() / torch.arange(1, max_count + 1, device=magnitudes.device)
-    return told.argmax(-1) + 1
+    explained = magnitudes.topk(max_count).values.cumsum(-1).square() / torch.arange(1, max_count + 1, device=magnitudes.device)
+    return explained.argmax(-1) + 1
 
 
 def quantize_gates(gates: Float[Tensor, "*k m"], bits: int, draw: Draw, purpose: str) -> QuantizedField:
-    """Gates in [0, 1]: whole 255ths at 8 bits or fewer, floats otherwise."""
+    """Round gates in [0, 1]: to multiples of 1/255 with 8 bits or fewer, else to floats."""
     if bits > 8:
         return quantize(gates, bits, draw, purpose, zero_free=False)
     codes = torch.floor(gates * 255 + draw(f"round {purpose}", gates.shape[-1])).clamp(0, 255)

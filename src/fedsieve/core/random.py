@@ -1,8 +1,8 @@
-"""Every random number, named by where it is used: (seed, purpose, round, client, step, coordinate).
+"""Random numbers that are functions of (seed, purpose, round, client, step, coordinate).
 
-Two forms. `stream` is a numpy generator for things drawn once (data, partitions, cohorts). `uniforms` is for the noise inside
-training: a pure function of a key and a coordinate (SplitMix64's finaliser over a counter), so a stack of clients, one client
-alone, or a few coordinates of one client all see the same numbers, and nothing has to be drawn in order.
+`generator` is a NumPy generator for numbers drawn once (data, partitions, cohorts). `uniforms` gives the noise of training: a pure
+function of a key and a coordinate (SplitMix64's finalizer of a counter). A stack of clients, one client, or some coordinates of one
+client get the same numbers, in any order.
 """
 
 import sys
@@ -18,10 +18,10 @@ from torch import Tensor
 from fedsieve.kernels import accelerated
 
 SERVER = -1
-"""The client number under which the server draws its own noise."""
+"""The client number of the server's own noise."""
 
 Draw = Callable[[str, int], Tensor]
-"""`draw(purpose, size)`: uniforms in (0, 1), shape (*k, size), of the stream of each client in the stack."""
+"""`draw(purpose, size)` returns uniforms in (0, 1) of shape (*k, size), for each client of the stack."""
 
 SPLITMIX_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 SPLITMIX_M1, SPLITMIX_M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -30,18 +30,18 @@ _HIGH_WORD = 1 if sys.byteorder == "little" else 0
 
 
 def derive_key(seed: int, *path: str | int) -> int:
-    """A 64-bit key for the stream named by `path`."""
+    """The 64-bit key of the stream named by `path`."""
     name = "\x1f".join(map(str, (seed, *path))).encode()
     return int.from_bytes(blake2b(name, digest_size=8).digest(), "little")
 
 
 def generator(seed: int, *path: str | int) -> np.random.Generator:
-    """The generator of one named stream."""
+    """The NumPy generator of the stream named by `path`."""
     return np.random.Generator(np.random.PCG64(derive_key(seed, *path)))
 
 
 def mix64_partial(x: UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
-    """SplitMix64's finaliser up to its last step, in place. That step leaves the upper 33 bits alone."""
+    """SplitMix64's finalizer without its last step, in place. That step does not change the upper 33 bits."""
     shifted = x >> SHIFT_1
     x ^= shifted
     x *= SPLITMIX_M1
@@ -52,7 +52,7 @@ def mix64_partial(x: UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
 
 
 def mix64(x: UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
-    """SplitMix64's finaliser, in place: a bijection of 64 bits that spreads every input bit over all output bits."""
+    """SplitMix64's finalizer, in place: a bijection of 64 bits in which every input bit affects all output bits."""
     mix64_partial(x)
     x ^= x >> SHIFT_3
     return x
@@ -81,18 +81,18 @@ def _coordinate_counters(coordinates: Int64[np.ndarray, " n"]) -> UInt64[np.ndar
 
 @lru_cache(maxsize=16)
 def _counters_below(size: int) -> UInt64[np.ndarray, " n"]:
-    """The counters of all coordinates: the same in every step."""
+    """The counters of all coordinates; cached, because they are the same in every step."""
     return _coordinate_counters(np.arange(size))
 
 
 def client_keys(base_key: int, clients: Sequence[int]) -> UInt64[np.ndarray, " k"]:
-    """One key per client below a common key."""
+    """The key of each client, derived from a common key."""
     return mix64(np.uint64(base_key) + _client_counters(tuple(clients)))
 
 
 @lru_cache(maxsize=256)
 def _client_counters(clients: tuple[int, ...]) -> UInt64[np.ndarray, " k"]:
-    """The counters of some clients: the same in every step."""
+    """The counters of some clients; cached, because they are the same in every step."""
     return np.asarray(clients, dtype=np.int64).astype(np.uint64) * SPLITMIX_GAMMA
 
 
@@ -106,14 +106,14 @@ def client_sampler(
     device: torch.device | str = "cpu",
     coordinates: Callable[[], Int64[np.ndarray, " n"]] | None = None,
 ) -> Draw:
-    """The noise of one step for a stack of clients; `at` tells the coordinates of a restricted vector among all, when noise is drawn."""
+    """The noise of one step for a stack of clients; `coordinates` returns the global coordinates of a restricted vector."""
 
-    as_drawn = dtype is torch.float32 and str(device) == "cpu"
+    is_native = dtype is torch.float32 and str(device) == "cpu"
 
     def draw(purpose: str, size: int) -> Tensor:
         base = derive_key(seed, purpose, round, exchange, step)
         noise = torch.from_numpy(uniforms(base, clients, size if coordinates is None else coordinates()))
-        return noise if as_drawn else noise.to(device=device, dtype=dtype)
+        return noise if is_native else noise.to(device=device, dtype=dtype)
 
     return draw
 

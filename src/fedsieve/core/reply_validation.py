@@ -1,4 +1,4 @@
-"""Replies looked at before they count: one broken or hostile client must not spoil the model. Every engine's replies pass here."""
+"""Validation of replies in every engine, so that one faulty or malicious client cannot damage the model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,19 +15,19 @@ from fedsieve.core.quantization import SCALED_CODINGS, Coding, QuantizedField
 from fedsieve.core.types import Algorithm, Clock, ExchangeResult, Reply, StackedReplies, stack_replies
 
 CODE_DTYPES = {Coding.FLOAT32: torch.float32, Coding.FLOAT16: torch.float16, Coding.UNIT8: torch.uint8}
-"""How codes are held; of all others as int8."""
+"""Data types of codes; all other codings use int8."""
 MAX_GATE_MAGNITUDE = 1.01 * LOG_ALPHA_LIMIT
-"""A gate lies in [0, 1], a log_alpha within its limit; rounding may add a hair."""
+"""Limit of gates and log_alpha in a message, with 1 % for rounding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplyLimits:
-    """What a reply may be at most."""
+    """Upper limits of a reply."""
 
     max_norm_ratio: float = inf
     """norm of a reply's difference to the broadcast, over the median norm of the cohort"""
     max_claimed_examples: int = 2**63 - 1
-    """examples a client may claim"""
+    """number of examples that a client may claim"""
 
 
 def validate_replies(
@@ -39,39 +39,39 @@ def validate_replies(
     limits: ReplyLimits,
     dtype: torch.dtype,
 ) -> ExchangeResult:
-    """The replies that may count; the others beside those rejected already, each with its reason.
+    """Remove invalid replies and add them to the rejected ones, each with its reason.
 
-    Form, claims and gates first, reply by reply. Then the norms: a difference in weights is too long if it is `norm_limit` times the
-    cohort's median and longer than what was broadcast. Where most clients have come to rest an honest one may still move a million
-    times as far as the median, but hardly as far as the whole model.
+    Format, claims and gates are checked reply by reply, then the norms. A difference in weights is too large if its norm exceeds
+    `max_norm_ratio` times the cohort's median and the norm of the broadcast: after most clients have converged, an honest client may
+    still exceed the median a million times, but hardly the norm of the whole model.
     """
     expected = algorithm.expected_reply_fields(packet, clock)
     if isinstance(result.replies, StackedReplies) and _all_valid(algorithm, packet, result.replies, cohort, expected, limits, dtype):
         return result
-    sound: list[Reply] = []
+    valid: list[Reply] = []
     rejected = list(result.rejected)
-    waited = set(cohort)
+    expected_clients = set(cohort)
     for reply in result.replies:
-        problem = "it was not asked, or has answered already"
-        if reply.client in waited:
-            problem = _find_error(expected, packet, reply.packet, (), [reply.num_examples], limits)
-        waited.discard(reply.client)
-        if problem is None:
-            sound.append(reply)
+        error: str | None = "it was not asked, or has answered already"
+        if reply.client in expected_clients:
+            error = _find_error(expected, packet, reply.packet, (), [reply.num_examples], limits)
+        expected_clients.discard(reply.client)
+        if error is None:
+            valid.append(reply)
         else:
-            rejected.append((reply.client, problem))
-    if not sound:
+            rejected.append((reply.client, error))
+    if not valid:
         return result._replace(replies=[], rejected=rejected)
-    finite = torch.tensor([_is_finite(reply.packet) for reply in sound])
+    finite = torch.tensor([_is_finite(reply.packet) for reply in valid])
     bounded = limits.max_norm_ratio < inf
-    far = _norm_outliers(algorithm, packet, sound, finite, limits.max_norm_ratio, dtype) if bounded else torch.zeros_like(finite)
-    for reply, is_finite, is_far in zip(sound, finite.tolist(), far.tolist(), strict=True):
+    far = _norm_outliers(algorithm, packet, valid, finite, limits.max_norm_ratio, dtype) if bounded else torch.zeros_like(finite)
+    for reply, is_finite, is_far in zip(valid, finite.tolist(), far.tolist(), strict=True):
         if not is_finite:
             rejected.append((reply.client, "a value is not finite"))
         elif is_far:
             rejected.append((reply.client, f"it moved more than {limits.max_norm_ratio:g} times as far as the cohort's median"))
     refused = (~finite | far).tolist()
-    return result._replace(replies=[reply for reply, no in zip(sound, refused, strict=True) if not no], rejected=rejected)
+    return result._replace(replies=[reply for reply, no in zip(valid, refused, strict=True) if not no], rejected=rejected)
 
 
 def _all_valid(
@@ -83,7 +83,7 @@ def _all_valid(
     limits: ReplyLimits,
     dtype: torch.dtype,
 ) -> bool:
-    """One look at all replies; where something is wrong, a look at each says with which."""
+    """Whether all replies are valid, checked at once; if not, the replies are checked one by one."""
     asked = set(replies.clients) <= set(cohort) and len(set(replies.clients)) == len(replies)
     if (
         not asked
@@ -98,7 +98,7 @@ def _all_valid(
 
 
 def _is_finite(packet: Packet) -> bool:
-    """Every number; the few scales and scalars as a list, which NumPy takes longer to look at."""
+    """Whether every value is finite. Scales and scalars are few, and a list is faster for them than NumPy."""
     scales = [values.scale for values in packet.fields.values() if values.scale is not None]
     few = all(all(map(isfinite, number.reshape(-1).tolist())) for number in (*scales, *packet.scalars.values()))
     return few and all(np.isfinite(values.codes.numpy(force=True)).all() for values in packet.fields.values() if values.scale is None)
@@ -115,15 +115,17 @@ def _norm_outliers(
     parts, stack = algorithm.decode_sparse(packet.unsqueeze(), dtype), stack_replies(replies)
     sent = {name: part.densify(None, packet.size)[0] for name, part in parts.items() if name not in GATE_FIELDS | FRACTION_SCALARS}
     packets = [reply.packet.unsqueeze() for reply in replies] if stack is None else [stack]
-    length = torch.cat([_delta_norms(algorithm.decode_sparse(said, dtype), sent, packet.size) for said in packets])
+    length = torch.cat([_delta_norms(algorithm.decode_sparse(stacked, dtype), sent, packet.size) for stacked in packets])
     model = _delta_norms(parts, {}, packet.size)
     return (length > max_norm_ratio * length[finite_mask].nanmedian()) & (length > model)
 
 
 def _delta_norms(vectors: dict[str, SparseVector], broadcast: dict[str, Tensor], size: int) -> Float[Tensor, " k"]:
-    """The norm of each client's difference to what was sent, all parts together, gates and shares apart."""
-    apart = [part.distance_to(broadcast.get(name), size) for name, part in vectors.items() if name not in GATE_FIELDS | FRACTION_SCALARS]
-    return torch.stack(apart).square().sum(0).sqrt()
+    """The norm of each client's difference to the broadcast over all fields except gates and fractions."""
+    distances = [
+        part.distance_to(broadcast.get(name), size) for name, part in vectors.items() if name not in GATE_FIELDS | FRACTION_SCALARS
+    ]
+    return torch.stack(distances).square().sum(0).sqrt()
 
 
 def _find_error(
@@ -134,10 +136,10 @@ def _find_error(
     num_examples: Sequence[float],
     limits: ReplyLimits,
 ) -> str | None:
-    """What is wrong with one reply, or with a stack of them (`among` its client axis), numbers aside."""
-    named = {*reply.fields, *reply.scalars}
-    if reply.seed is not None or named != expected_fields:
-        return f"it holds {', '.join(sorted(named)) or 'nothing'}; expected {', '.join(sorted(expected_fields))}"
+    """The error of one reply or of a stack of them, or None; finiteness and norms are checked elsewhere."""
+    names = {*reply.fields, *reply.scalars}
+    if reply.seed is not None or names != expected_fields:
+        return f"it holds {', '.join(sorted(names)) or 'nothing'}; expected {', '.join(sorted(expected_fields))}"
     if reply.size != packet.size:
         return f"it is for {reply.size} parameters; this model has {packet.size}"
     if reply.support is not None and not _is_support(reply.support, reply.size, stack_shape):
@@ -160,7 +162,7 @@ def _find_error(
 
 
 def _max_abs(field: QuantizedField) -> float:
-    """The largest magnitude, by NumPy, as there is a call for every reply."""
+    """The largest magnitude; NumPy is faster here, and there is one call per reply."""
     codes = field.codes.numpy(force=True)
     ends = torch.from_numpy(np.stack((codes.min(-1), codes.max(-1)), axis=-1))
     ends = QuantizedField(ends, field.scale, field.coding).decode(torch.float32)
@@ -170,11 +172,11 @@ def _max_abs(field: QuantizedField) -> float:
 def _is_support(support: Tensor, size: int, stack_shape: tuple[int, ...]) -> bool:
     if support.dtype != torch.int64 or support.shape[:-1] != stack_shape or not support.ndim or not support.shape[-1]:
         return False
-    places = support.numpy(force=True)
-    return bool((places[..., 0] >= 0).all() and (places[..., -1] < size).all() and (places[..., 1:] > places[..., :-1]).all())
+    indices = support.numpy(force=True)
+    return bool((indices[..., 0] >= 0).all() and (indices[..., -1] < size).all() and (indices[..., 1:] > indices[..., :-1]).all())
 
 
 def _has_valid_shape(field: QuantizedField, stack_shape: tuple[int, ...], num_values: int) -> bool:
-    kind = CODE_DTYPES.get(field.coding, torch.int8)
+    dtype = CODE_DTYPES.get(field.coding, torch.int8)
     scaled = field.scale is not None and field.scale.shape == stack_shape if field.coding in SCALED_CODINGS else field.scale is None
-    return field.codes.shape == (*stack_shape, num_values) and field.codes.dtype == kind and scaled
+    return field.codes.shape == (*stack_shape, num_values) and field.codes.dtype == dtype and scaled

@@ -11,28 +11,28 @@ from fedsieve.core.budgets import floor_of_decimal
 def robust_aggregate(
     deltas: dict[str, Float[Tensor, "k _n"]], weights: Float[Tensor, " k"], aggregator: Aggregator, max_malicious_fraction: float
 ) -> dict[str, Float[Tensor, " _n"]]:
-    """The middle of a cohort's differences, part by part, `tolerate` being the share of clients that may be hostile.
+    """Aggregate the differences of clients to the broadcast, field by field.
 
-    Only coordinates somebody spoke of are looked at; elsewhere nobody moved. Coordinate-wise rules see each part alone; krum and the
-    geometric median judge a client by all it sent, gates and weights each in units of their median norm in the cohort.
+    Coordinates that no client changed are skipped. Median and trimmed mean treat each field alone. Krum and the geometric median compare
+    clients by all their fields, with gates and weights each divided by their median norm in the cohort.
     """
-    spoken = {name: (stack != 0).any(0) for name, stack in deltas.items()}
-    dense = {name: stack[:, spoken[name]] for name, stack in deltas.items()}
+    changed = {name: (stack != 0).any(0) for name, stack in deltas.items()}
+    dense = {name: stack[:, changed[name]] for name, stack in deltas.items()}
     if aggregator is Aggregator.MEDIAN:
-        middle = {name: median(stack, weights) for name, stack in dense.items()}
+        aggregate = {name: median(stack, weights) for name, stack in dense.items()}
     elif aggregator is Aggregator.TRIMMED:
-        middle = {name: trimmed_mean(stack, weights, max_malicious_fraction) for name, stack in dense.items()}
+        aggregate = {name: trimmed_mean(stack, weights, max_malicious_fraction) for name, stack in dense.items()}
     else:
         units = _median_norms(dense)
         whole = torch.cat([stack.double() / units[name] for name, stack in dense.items()], dim=-1)
         if aggregator is Aggregator.KRUM:
-            say = weights * krum_selection(whole, floor_of_decimal(max_malicious_fraction, len(whole)))
-            middle = {name: mean(stack, say / say.sum()) for name, stack in dense.items()}
+            selected = weights * krum_selection(whole, floor_of_decimal(max_malicious_fraction, len(whole)))
+            aggregate = {name: mean(stack, selected / selected.sum()) for name, stack in dense.items()}
         else:
             point = geometric_median(whole, weights.double())
             parts = point.split([stack.shape[-1] for stack in dense.values()])
-            middle = {name: (part * units[name]).to(dense[name]) for name, part in zip(dense, parts, strict=True)}
-    return {name: _scatter(value, spoken[name]) for name, value in middle.items()}
+            aggregate = {name: (part * units[name]).to(dense[name]) for name, part in zip(dense, parts, strict=True)}
+    return {name: _scatter(value, changed[name]) for name, value in aggregate.items()}
 
 
 def _scatter(values: Float[Tensor, " m"], mask: Bool[Tensor, " n"]) -> Float[Tensor, " n"]:
@@ -40,22 +40,22 @@ def _scatter(values: Float[Tensor, " m"], mask: Bool[Tensor, " n"]) -> Float[Ten
 
 
 def _median_norms(deltas: dict[str, Float[Tensor, "k _n"]]) -> dict[str, Float[Tensor, ""]]:
-    """The median norm of a cohort's differences in gates, and in weights; 1 where most did not move."""
-    found = {}
+    """The median norm of the gate fields and that of the weight fields over the cohort; 1 if it is zero."""
+    norms = {}
     for gates in (True, False):
         names = [name for name in deltas if ("gate" in name) is gates]
         if names:
             size = torch.linalg.vector_norm(torch.cat([deltas[name] for name in names], dim=-1), dim=-1, dtype=torch.float64).median()
-            found |= dict.fromkeys(names, torch.where(size > 0, size, torch.ones_like(size)))
-    return found
+            norms |= dict.fromkeys(names, torch.where(size > 0, size, torch.ones_like(size)))
+    return norms
 
 
 TOLERANCE = 1e-6
-"""Sums of weights are exact to this."""
+"""Accuracy of sums of client weights, and of the geometric median."""
 
 
 def median(vectors: Float[Tensor, "k n"], weights: Float[Tensor, " k"]) -> Float[Tensor, " n"]:
-    """The weighted median of each coordinate: half of the weight lies on either side; between two values their middle."""
+    """The weighted median of each coordinate: half of the weight lies on either side; between two values their aggregate."""
     values, order = vectors.sort(dim=0, stable=True)
     after = weights[order].cumsum(0)
     lower = (after < 0.5 - TOLERANCE).sum(0, keepdim=True).clamp_max(len(values) - 1)
@@ -64,19 +64,21 @@ def median(vectors: Float[Tensor, "k n"], weights: Float[Tensor, " k"]) -> Float
 
 
 def trimmed_mean(vectors: Float[Tensor, "k n"], weights: Float[Tensor, " k"], trim_fraction: float) -> Float[Tensor, " n"]:
-    """The mean of each coordinate's values between its quantiles `trim` and 1 - `trim`, weights cut where a quantile falls inside one."""
+    """The mean of each coordinate between its quantiles `trim_fraction` and 1 - `trim_fraction`; a weight may count in part."""
     values, order = vectors.sort(dim=0, stable=True)
     share = weights[order]
     after = share.cumsum(0)
     inside = (after.clamp_max(1 - trim_fraction) - (after - share).clamp_min(trim_fraction)).clamp_min(0)
-    inside = torch.where(inside > TOLERANCE * share, inside, torch.zeros_like(inside))  # a hostile 1e30 times a rounding error is not small
+    inside = torch.where(
+        inside > TOLERANCE * share, inside, torch.zeros_like(inside)
+    )  # a rounding error times a malicious 1e30 is not small
     return (values * inside).sum(0) / inside.sum(0)
 
 
 def krum_selection(vectors: Float[Tensor, "k n"], num_malicious: int) -> Bool[Tensor, " k"]:
     """Multi-Krum (Blanchard et al. 2017): the k - f clients with the least sum of squared distances to their k - f - 2 nearest others.
 
-    Every client counts once, whatever its weight: neighbours are counted. Safe while f <= (k - 3) / 2.
+    Every client counts once, whatever its weight. The guarantee needs f <= (k - 3) / 2.
     """
     count = len(vectors)
     square = torch.cdist(vectors, vectors, compute_mode="donot_use_mm_for_euclid_dist").square()
@@ -91,12 +93,12 @@ def geometric_median(vectors: Float[Tensor, "k n"], weights: Float[Tensor, " k"]
     point = median(vectors, weights)
     for _ in range(num_iterations):
         distance = torch.linalg.vector_norm(vectors - point, dim=-1)
-        apart = distance > 0
-        if weights[~apart].sum() >= 0.5 - TOLERANCE:
+        is_distinct = distance > 0
+        if weights[~is_distinct].sum() >= 0.5 - TOLERANCE:
             return point
-        pull = weights / distance.clamp_min(TOLERANCE * distance[apart].min())
-        moved = mean(vectors, pull / pull.sum())
-        if torch.linalg.vector_norm(moved - point) <= TOLERANCE * torch.linalg.vector_norm(moved):
-            return moved
-        point = moved
+        inverse_distance = weights / distance.clamp_min(TOLERANCE * distance[is_distinct].min())
+        new_point = mean(vectors, inverse_distance / inverse_distance.sum())
+        if torch.linalg.vector_norm(new_point - point) <= TOLERANCE * torch.linalg.vector_norm(new_point):
+            return new_point
+        point = new_point
     return point

@@ -1,4 +1,4 @@
-"""What changes with the rounds: the learning rate, the density of messages and the scaling of log_alpha."""
+"""Schedules over the rounds: learning rate, density of messages, scaling of log_alpha."""
 
 from enum import StrEnum
 from math import cos, pi
@@ -11,7 +11,7 @@ from fedsieve.core.gates import LOG_ALPHA_LIMIT
 
 
 class LogAlphaScaling(StrEnum):
-    """How log_alpha is pushed apart at the top m and elsewhere (L155-157, decision C1)."""
+    """Change of log_alpha at the top m weights and at the others (L155-157, decision C1)."""
 
     ADDITIVE = "additive"
     """+r and -r"""
@@ -23,7 +23,7 @@ class LogAlphaScaling(StrEnum):
 
 
 class DensitySchedule(StrEnum):
-    """How the density of messages falls to its target."""
+    """How the density of messages decreases to its target."""
 
     CONSTANT = "constant"
     CUBIC = "cubic"
@@ -32,25 +32,25 @@ class DensitySchedule(StrEnum):
 def scale_log_alpha(
     log_alpha: Float[Tensor, "*k n"], mask: Bool[Tensor, "*k n"] | bool, rate: float, kind: LogAlphaScaling
 ) -> Float[Tensor, "*k n"]:
-    """Push log_alpha up where chosen and down elsewhere (L155-157; the literal form never closes an open gate, decision C1)."""
+    """log_alpha, raised if `mask` is set and lowered otherwise (L155-157). The literal form never closes an open gate (decision C1)."""
     if kind is LogAlphaScaling.OFF:
         return log_alpha
     if isinstance(mask, bool):
-        push = rate if mask else -rate
+        change = rate if mask else -rate
     else:
-        push = torch.where(mask, log_alpha.new_tensor(rate), log_alpha.new_tensor(-rate))
+        change = torch.where(mask, log_alpha.new_tensor(rate), log_alpha.new_tensor(-rate))
     if kind is not LogAlphaScaling.ADDITIVE:
-        push = push * (log_alpha.abs() if kind is LogAlphaScaling.SIGN_AWARE else log_alpha)
-    return (log_alpha + push).clamp_(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
+        change = change * (log_alpha.abs() if kind is LogAlphaScaling.SIGN_AWARE else log_alpha)
+    return (log_alpha + change).clamp_(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
 
 
 def scheduled_density(target: float, initial: float, progress: float, kind: DensitySchedule) -> float:
-    """The density of messages at `progress` in [0, 1] of the schedule: constant, or a cubic fall (Zhu & Gupta 2017)."""
+    """The density of messages at `progress` in [0, 1]: constant, or a cubic decrease (Zhu & Gupta 2017)."""
     if kind is DensitySchedule.CONSTANT or progress >= 1:
         return target
     return target + (initial - target) * (1 - progress) ** 3
 
 
 def cosine_decay(progress: float, final_fraction: float) -> float:
-    """Falls from 1 to `final` as progress goes from 0 to 1, along half a cosine."""
+    """Factor of the learning rate: decreases from 1 to `final_fraction` along half a cosine as progress goes from 0 to 1."""
     return final_fraction + (1 - final_fraction) * (1 + cos(pi * min(progress, 1.0))) / 2

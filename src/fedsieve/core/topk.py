@@ -24,7 +24,7 @@ def top_mask(score: Float[Tensor, "*k n"], budget: Budget, groups: Int64[Tensor,
 
 
 def top_group_mask(score: Float[Tensor, "*k n"], max_coordinates: int, groups: Int64[Tensor, " n"]) -> Bool[Tensor, "*k n"]:
-    """The mask of as many whole groups as `kept` coordinates hold, the strongest a coordinate first."""
+    """The mask of the strongest whole groups with at most `max_coordinates` coordinates together."""
     first = groups - groups.amin()
     sizes = first.bincount()
     empty = torch.zeros(*score.shape[:-1], len(sizes), dtype=score.dtype, device=score.device)
@@ -35,7 +35,7 @@ def top_group_mask(score: Float[Tensor, "*k n"], max_coordinates: int, groups: I
 
 
 def _greedy_groups(strength: Float[Tensor, "*k g"], sizes: Int64[Tensor, " g"], max_coordinates: int) -> Bool[Tensor, "*k g"]:
-    """Groups of unequal size in the order of their strength, each that still fits into what is left of `kept`."""
+    """The mask of groups of unequal size: in the order of strength, each group that still fits."""
     order = strength.nan_to_num(nan=torch.inf).argsort(dim=-1, descending=True, stable=True)
     chosen = torch.zeros_like(strength, dtype=torch.bool)
     sizes_list, least = sizes.tolist(), int(sizes.amin())
@@ -51,7 +51,7 @@ def _greedy_groups(strength: Float[Tensor, "*k g"], sizes: Int64[Tensor, " g"], 
 
 
 def top_k_mask(score: Float[Tensor, "*k n"], k: int) -> Bool[Tensor, "*k n"]:
-    """The mask of exactly `kept` largest scores in each row, ties to the lowest index."""
+    """The mask of exactly the k largest scores in each row; ties go to the lowest index."""
     if k >= score.shape[-1]:
         return torch.ones_like(score, dtype=torch.bool)
     if k == 0:
@@ -72,36 +72,37 @@ def top_k_indices(
     groups: Int64[Tensor, " n"] | None = None,
     global_index: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> Int64[Tensor, "*k m"]:
-    """Where the mask of `top` is set, in increasing order, or in that of what `order` gives, which then breaks ties too.
+    """The indices at which `top_mask` is set, in increasing order.
 
-    An order of their own have only vectors of one part, without groups.
+    With `global_index`, which maps indices to those of a longer vector, the order and the ties follow the longer vector. It needs a
+    budget of one part without groups.
     """
     (_, kept), size = budget[0], score.shape[-1]
     if groups is not None or len(budget) > 1 or not 0 < kept < size or score.device.type != "cpu":
-        places = mask_to_indices(top_mask(score, budget, groups))
-        return places if global_index is None else torch.from_numpy(_order_by(global_index, places.numpy()))
+        indices = mask_to_indices(top_mask(score, budget, groups))
+        return indices if global_index is None else torch.from_numpy(_order_by(global_index, indices.numpy()))
     score = _nan_to_inf(score)
-    found = np.stack([_top_k_row(row, kept, global_index) for row in score.numpy().reshape(-1, size)])
-    return torch.from_numpy(found).view(*score.shape[:-1], kept)
+    rows = np.stack([_top_k_row(row, kept, global_index) for row in score.numpy().reshape(-1, size)])
+    return torch.from_numpy(rows).view(*score.shape[:-1], kept)
 
 
 def _nan_to_inf(score: Float[Tensor, "*k n"]) -> Float[Tensor, "*k n"]:
-    """A broken weight is chosen, so that whoever validates sees it."""
+    """Scores with NaN as infinity: such a weight is selected, so that validation finds it."""
     return score if isfinite(score.amax()) else score.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 def _top_k_row(row: Float[np.ndarray, " n"], k: int, global_index: Callable[[np.ndarray], np.ndarray] | None) -> Int64[np.ndarray, " k"]:
-    """Places of the k largest."""
+    """Indices of the k largest scores of one row."""
     likely = _candidates(row, k)
     values = row if likely is None else row[likely]
     least = np.partition(values, len(values) - k)[len(values) - k]
-    found = np.flatnonzero(values >= least) if likely is None else likely[values >= least]
-    if len(found) > k:
-        tied = row[found] == least
-        first, found = found[tied], found[~tied]
-        first = first if global_index is None else _order_by(global_index, first)
-        found = np.sort(np.concatenate((found, first[: k - len(found)])))
-    return found if global_index is None else _order_by(global_index, found)
+    indices = np.flatnonzero(values >= least) if likely is None else likely[values >= least]
+    if len(indices) > k:
+        is_tied = row[indices] == least
+        tied, indices = indices[is_tied], indices[~is_tied]
+        tied = tied if global_index is None else _order_by(global_index, tied)
+        indices = np.sort(np.concatenate((indices, tied[: k - len(indices)])))
+    return indices if global_index is None else _order_by(global_index, indices)
 
 
 def _order_by(global_index: Callable[[np.ndarray], np.ndarray], indices: Int64[np.ndarray, "*k m"]) -> Int64[np.ndarray, "*k m"]:
@@ -109,11 +110,11 @@ def _order_by(global_index: Callable[[np.ndarray], np.ndarray], indices: Int64[n
 
 
 SAMPLE_STRIDE = 64
-"""Every 64th score tells where the k-th largest lies; few scores need no sample."""
+"""Every 64th score is a sample that bounds the k-th largest score from below."""
 
 
 def _kth_largest(score: Float[Tensor, "*k n"], k: int) -> Float[Tensor, "*k 1"]:
-    """The k-th largest of each row; NumPy's partition is 7 to 18 times faster than a sorted top-k on 48,608 scores."""
+    """The k-th largest score of each row. NumPy's partition is 7 to 18 times faster than a sorted top-k of 48,608 scores."""
     if score.device.type != "cpu":
         return torch.topk(score, k, dim=-1, sorted=True).values[..., -1:]
     rows = score.numpy().reshape(-1, score.shape[-1])
@@ -128,22 +129,22 @@ def _kth_largest_row(row: Float[np.ndarray, " n"], k: int) -> np.floating:
 
 
 def _candidates(row: Float[np.ndarray, " n"], k: int) -> Int64[np.ndarray, " c"] | None:
-    """Where few of many are kept, places of those above a bound that a sample suggests, the k largest among them; else None."""
+    """Indices of scores above a bound from a sample, which contain the k largest; None if k is too large for this to be faster."""
     sample = row[::SAMPLE_STRIDE]
     guess = k // SAMPLE_STRIDE + 4 * int((k / SAMPLE_STRIDE) ** 0.5) + 8
     if guess >= len(sample) // 4:
         return None
-    places = np.flatnonzero(row >= np.partition(sample, len(sample) - guess)[len(sample) - guess])
-    return places if len(places) >= k else None
+    indices = np.flatnonzero(row >= np.partition(sample, len(sample) - guess)[len(sample) - guess])
+    return indices if len(indices) >= k else None
 
 
 def mask_to_indices(mask: Bool[Tensor, "*k n"]) -> Int64[Tensor, "*k m"]:
-    """Increasing indices of a mask that holds as many in every row."""
+    """Increasing indices of a mask with the same number of entries in every row."""
     if mask.device.type == "cpu":
-        found = np.flatnonzero(mask.numpy())  # several times faster than torch's
-        found %= mask.shape[-1]
-        found = torch.from_numpy(found)
+        flat = np.flatnonzero(mask.numpy())  # several times faster than torch's
+        flat %= mask.shape[-1]
+        indices = torch.from_numpy(flat)
     else:
-        found = mask.nonzero()[:, -1]
+        indices = mask.nonzero()[:, -1]
     rows = mask.numel() // mask.shape[-1]
-    return found.reshape(*mask.shape[:-1], len(found) // rows)
+    return indices.reshape(*mask.shape[:-1], len(indices) // rows)

@@ -1,4 +1,4 @@
-"""The contract between algorithms, objectives, engines and the round. Letters: p parameters, m kept, k clients, b rows."""
+"""Types and protocols shared by algorithms, objectives and engines. Letters: p parameters, m kept weights, k clients, b examples."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
@@ -15,19 +15,19 @@ from fedsieve.core.random import Draw
 
 
 class Batch(NamedTuple):
-    """Rows of a stack of clients: x (*k, b, ...), y (*k, b, ...), and what each client knows of its own curvature."""
+    """Examples of a stack of clients: x (*k, b, ...) and y (*k, b, ...)."""
 
     x: Tensor | IndexedRows | SparseBatch
     y: Tensor
     smoothness: Tensor | None = None
-    """(*k,): L of the client's loss, for the step cap; None where no method asks for it"""
+    """(*k,): smoothness L of each client's loss; None if the algorithm does not need it"""
     module_seeds: list[int] | None = None
-    """one a client: for objectives with noise of their own, such as dropout"""
+    """one seed per client for random layers such as dropout"""
 
 
 @runtime_checkable
 class CsrMatrix(Protocol):
-    """A CSR matrix as SciPy makes it, by what is asked of it: a client with dense rows needs no SciPy."""
+    """A CSR matrix of SciPy. It is a protocol, so that clients with dense examples need no SciPy."""
 
     indptr: Any
     indices: Any
@@ -36,7 +36,7 @@ class CsrMatrix(Protocol):
 
 
 class Clock(NamedTuple):
-    """Where a run stands: what schedules need, on both sides."""
+    """Position in a run, for schedules on the server and on clients."""
 
     round: int
     num_rounds: int
@@ -44,25 +44,25 @@ class Clock(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How a flat parameter vector is made of layers: name -> its slice and the shape it has in the model."""
+    """The layers of a flat parameter vector: name -> slice and shape in the model."""
 
     size: int
     layers: dict[str, tuple[slice, tuple[int, ...]]]
     num_ungated: int = 0
-    """the last coordinates, outside all layers: always kept, never gated, not counted in the density (an intercept)"""
+    """number of last coordinates outside all layers, such as an intercept: always kept, not gated, not counted in the density"""
     groups: Tensor | None = None
     """(size,): the group of each coordinate, numbered along the layers; a group is kept or dropped whole"""
     global_index: Callable[[np.ndarray], np.ndarray] | None = None
-    """where some coordinates stand among all, if a vector holds a few of them in an order of its own (sparse rows)"""
+    """maps indices of a restricted vector to those of the full one; None if the vector is full"""
 
     @property
     def num_gated(self) -> int:
-        """Coordinates the density counts."""
+        """Number of coordinates that the density counts."""
         return self.size - self.num_ungated
 
 
 class Reply(NamedTuple):
-    """What one client sent back."""
+    """The reply of one client."""
 
     client: int
     packet: Packet
@@ -70,7 +70,7 @@ class Reply(NamedTuple):
 
 
 class StackedReplies(Sequence[Reply]):
-    """Replies made together: one packet for all clients of a cohort, taken apart only when somebody asks for one of them."""
+    """Replies of a cohort as one stacked packet; it is unstacked only if a single reply is accessed."""
 
     def __init__(self, clients: Sequence[int], packet: Packet, num_examples: Sequence[int]) -> None:
         self.clients = clients
@@ -82,16 +82,16 @@ class StackedReplies(Sequence[Reply]):
         return [Reply(*each) for each in zip(self.clients, self.packet.unstack(), self.num_examples, strict=True)]
 
     def __len__(self) -> int:
-        """How many replied."""
+        """Number of replies."""
         return len(self.clients)
 
     def __getitem__(self, i: Any) -> Any:
-        """One of them."""
+        """One reply, or a slice of them."""
         return self._replies[i]
 
 
 def stack_replies(replies: Sequence[Reply]) -> Packet | None:
-    """Replies as one packet, if they have one form."""
+    """Replies as one stacked packet, or None if their schemas differ."""
     return replies.packet if isinstance(replies, StackedReplies) else concatenate([reply.packet.unsqueeze() for reply in replies])
 
 
@@ -122,7 +122,7 @@ class Traffic:
 
 
 class ExchangeResult(NamedTuple):
-    """What came of one exchange. Fewer replies than asked for is normal."""
+    """The result of one exchange; clients may be missing."""
 
     replies: Sequence[Reply]
     rejected: list[tuple[int, str]]
@@ -131,19 +131,22 @@ class ExchangeResult(NamedTuple):
 
     @property
     def clients(self) -> Sequence[int]:
-        """Who replied."""
+        """The clients that replied."""
         return self.replies.clients if isinstance(self.replies, StackedReplies) else [reply.client for reply in self.replies]
 
 
 Exchange = Callable[[Clock, Packet, Sequence[int]], ExchangeResult]
-"""Send this packet to these clients, give me their replies: all that differs between simulation and deployment."""
+"""Sends a packet to clients and returns their replies; simulation and deployment differ only here."""
 
 
 @runtime_checkable
 class Objective(Protocol):
     """A loss over a flat parameter vector, for a stack of clients at once."""
 
-    layout: Layout
+    @property
+    def layout(self) -> Layout:
+        """The layers of the flat vector."""
+        ...
 
     @property
     def slices(self) -> dict[str, tuple[slice, tuple[int, ...]]]:
@@ -161,7 +164,7 @@ class Objective(Protocol):
         ...
 
     def initial_weights(self, draw: Draw) -> Tensor:
-        """theta~ (p,) at the start."""
+        """Initial weights theta~ (p,)."""
         ...
 
     def gradient(self, theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -169,26 +172,34 @@ class Objective(Protocol):
         ...
 
     def predict(self, theta: Tensor, x: Tensor) -> Tensor:
-        """What the model says of rows x (n, ...): predictions or logits."""
+        """Predictions or logits for examples x (n, ...)."""
         ...
 
     def zero_model_loss(self, batch: Batch) -> Tensor:
-        """Mean loss (*k,) of a model whose weights are all zero; inf where that says nothing."""
+        """Mean loss (*k,) of a model with zero weights; inf if it is not meaningful."""
         ...
 
     def smoothness(self, examples: Batch, batch_size: int) -> Tensor:
-        """L of the mini-batch loss of one client that owns `rows`."""
+        """Smoothness L of the mini-batch loss of one client with these examples."""
         ...
 
 
+@runtime_checkable
 class LinearObjective(Objective, Protocol):
-    """A linear model, which can be restricted to some of its features."""
+    """A linear model: what training on sparse examples and standardization need."""
 
-    num_features: int
-    num_outputs: int
+    @property
+    def num_features(self) -> int:
+        """Number of input features."""
+        ...
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of outputs."""
+        ...
 
     def with_features(self, num_features: int) -> "LinearObjective":
-        """Return the same model over `num_features` features, with weights stored feature by feature."""
+        """The same model over some features, with its weights ordered by feature."""
         ...
 
 

@@ -1,1 +1,1 @@
-"""Losses over flat parameter vectors: generalised linear models in closed form, and any module."""
+"""Losses over flat parameter vectors: linear models in closed form, and any module."""

@@ -1,4 +1,4 @@
-"""The paper's CNN: 44,426 parameters, biases counted (L398)."""
+"""The CNN of the paper: 44,426 parameters including biases (L398)."""
 
 from torch import nn
 

@@ -1,4 +1,4 @@
-"""Linear models in closed form: LR, LG, MC and multi-label, one batched product each way for a whole cohort."""
+"""Linear models with gradients in closed form: linear, logistic, multi-class and multi-label regression."""
 
 from dataclasses import dataclass, field, replace
 from math import log
@@ -16,7 +16,7 @@ from fedsieve.kernels import accelerated
 from fedsieve.objectives.losses import Loss
 
 MAX_INDEXED_OUTPUTS = 16
-"""Softmax over so many reads its rows where they are."""
+"""Outputs up to which the gradient of the softmax loss reads examples in place."""
 MAX_CURVATURE = {Loss.SQUARED: 2.0, Loss.LOGISTIC: 0.25, Loss.SOFTMAX: 0.5, Loss.MULTILABEL: 0.25}
 """The largest second derivative of the loss in the logits."""
 
@@ -28,31 +28,31 @@ def model_size(objective: "Linear", *_: object) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
-    """h(x; theta) = theta x, theta an (outputs, features) matrix laid flat; an intercept only where asked for (decision F5)."""
+    """h(x; theta) = theta x with theta a flattened (outputs, features) matrix; an intercept is optional (decision F5)."""
 
     loss: Loss
     num_features: int
     num_outputs: int = 1
     intercept: bool = False
-    """one more number an output, behind the weights: no gate, not counted"""
+    """one intercept per output after the weights: not gated, not counted"""
     group_by_feature: bool = False
-    """gates are shared by all weights of a feature"""
+    """all weights of a feature share one gate"""
     init_std: float = 0.01
-    """theta~ starts as N(0, spread^2)"""
+    """initial theta~ is N(0, init_std^2)"""
     feature_major: bool = False
-    """weights stand feature by feature, (features, outputs): for sparse rows"""
+    """weights are ordered (features, outputs), for sparse examples"""
     layout: Layout = field(init=False)
 
     def __post_init__(self) -> None:
         size = self.num_features * self.num_outputs
-        free = self.num_outputs if self.intercept else 0
+        ungated = self.num_outputs if self.intercept else 0
         groups = None
         if self.group_by_feature:
             group = torch.arange(self.num_features)
             groups = torch.cat(
                 (
                     group.repeat_interleave(self.num_outputs) if self.feature_major else group.repeat(self.num_outputs),
-                    self.num_features + torch.arange(free),
+                    self.num_features + torch.arange(ungated),
                 )
             )
         layers = {
@@ -61,16 +61,16 @@ class Linear:
                 (self.num_features, self.num_outputs) if self.feature_major else (self.num_outputs, self.num_features),
             )
         }
-        object.__setattr__(self, "layout", Layout(size + free, layers, free, groups))
+        object.__setattr__(self, "layout", Layout(size + ungated, layers, ungated, groups))
 
     @property
     def slices(self) -> dict[str, tuple[slice, tuple[int, ...]]]:
-        """Where everything stands in the flat vector, by name."""
-        free = {"intercept": (slice(self.layout.num_gated, self.layout.size), (self.num_outputs,))} if self.intercept else {}
-        return self.layout.layers | free
+        """Slice and shape of weights and intercepts by name."""
+        ungated = {"intercept": (slice(self.layout.num_gated, self.layout.size), (self.num_outputs,))} if self.intercept else {}
+        return self.layout.layers | ungated
 
     def unflatten(self, theta: Float[Tensor, "*k p"]) -> tuple[Float[Tensor, "*k c f"], Float[Tensor, "*k c"] | None]:
-        """The matrix, and the intercepts where there are some."""
+        """The matrix of weights and the intercepts, if any."""
         gated = self.layout.num_gated
         if self.feature_major:
             matrix = theta[..., :gated].reshape(*theta.shape[:-1], self.num_features, self.num_outputs).transpose(-1, -2)
@@ -79,11 +79,11 @@ class Linear:
         return matrix, theta[..., gated:] if self.intercept else None
 
     def initial_weights(self, draw: Draw) -> Float[Tensor, " p"]:
-        """theta~ ~ N(0, spread^2)."""
+        """theta~ ~ N(0, init_std^2)."""
         return self.init_std * uniform_to_normal(draw("start", self.layout.size))
 
     def gradient(self, theta: Float[Tensor, "k p"], batch: Batch) -> tuple[Float[Tensor, " k"], Float[Tensor, "k p"]]:
-        """Mean loss of the batch and its gradient. Orientation matters: theta (k, c, f) times x^T is 8 times faster than x theta^T."""
+        """Mean loss of the batch and its gradient. The product theta x^T is 8 times faster than x theta^T."""
         x = batch.x
         if isinstance(x, IndexedRows):
             return self._indexed_gradient(theta.contiguous(), x, batch.y)
@@ -95,7 +95,7 @@ class Linear:
         return loss, gradient if intercept is None else torch.cat((gradient, slope.sum(-1)), dim=-1)
 
     def zero_model_loss(self, batch: Batch) -> Float[Tensor, " k"]:
-        """The mean loss of a batch where every weight is zero: of squares the targets' own, else that of a guess."""
+        """The mean loss of a batch for zero weights: the mean squared target, or the loss of equal probabilities."""
         y = batch.y
         if self.loss is Loss.SQUARED:
             return (y * y).mean(-1)
@@ -120,15 +120,15 @@ class Linear:
 
     def _loss_and_gradient(self, logits: Float[Tensor, "k c b"], y: Tensor) -> tuple[Float[Tensor, " k"], Float[Tensor, "k c b"]]:
         """The mean loss over the last axis and its derivative in the logits."""
-        rows = logits.shape[-1]
+        num_examples = logits.shape[-1]
         match self.loss:
             case Loss.SQUARED:
                 residual = logits - y[:, None]
-                return (residual * residual).sum((1, 2)) / rows, residual * (2 / rows)
+                return (residual * residual).sum((1, 2)) / num_examples, residual * (2 / num_examples)
             case Loss.LOGISTIC:
                 target = y[:, None]
-                loss = (functional.softplus(logits) - target * logits).sum((1, 2)) / rows
-                return loss, (torch.sigmoid(logits) - target) / rows
+                loss = (functional.softplus(logits) - target * logits).sum((1, 2)) / num_examples
+                return loss, (torch.sigmoid(logits) - target) / num_examples
             case Loss.SOFTMAX:
                 return self._softmax_loss(logits, y)
             case Loss.MULTILABEL:
@@ -153,11 +153,11 @@ class Linear:
         return loss, (torch.sigmoid(logits) - y) / num_labels
 
     def with_features(self, num_features: int) -> "Linear":
-        """The same model over some of the features, whose weights stand feature by feature."""
+        """The same model over some features, with its weights ordered by feature."""
         return replace(self, num_features=num_features, feature_major=True)
 
     def predict(self, theta: Float[Tensor, " p"], x: Float[Tensor, "n f"] | CsrMatrix) -> Float[Tensor, "n c"]:
-        """Predictions (LR) or logits; of rows held feature by feature, a sparse model reads only the features it uses."""
+        """Predictions or logits. If examples are stored by feature, a sparse model reads only the features it uses."""
         matrix, intercept = self.unflatten(theta)
         if not isinstance(x, Tensor):
             logits = torch.from_numpy(x @ np.ascontiguousarray(matrix.T.numpy(force=True))).to(theta)
@@ -166,13 +166,13 @@ class Linear:
             if x.stride(0) != 1:
                 logits = x @ matrix.T
             elif len(used) > self.num_features // 2:
-                logits = (matrix @ x.T).T  # as x @ matrix.T it takes six times as long on such rows
+                logits = (matrix @ x.T).T  # six times faster than x @ matrix.T for this memory order
             else:
                 logits = (matrix.index_select(1, used) @ x.T.index_select(0, used)).T
         return logits if intercept is None else logits + intercept
 
     def smoothness(self, examples: Batch, batch_size: int, num_iterations: int = 8) -> Float[Tensor, ""]:
-        """L of a mini-batch of size B: between L of all rows (power iteration) and of the worst row (expected smoothness, Gower 2019)."""
+        """Expected smoothness of a mini-batch (Gower 2019): between L of all examples (power iteration) and of the worst one."""
         x = torch.cat((examples.x, torch.ones_like(examples.x[:, :1])), dim=1) if self.intercept else examples.x
         n = len(x)
         curvature = MAX_CURVATURE[self.loss] / (self.num_outputs if self.loss is Loss.MULTILABEL else 1)

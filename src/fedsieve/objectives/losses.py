@@ -1,10 +1,10 @@
-"""The losses by the name a model card and a user know them. No torch here."""
+"""The losses by name, as in model files and options; without torch."""
 
 from enum import StrEnum
 
 
 class Loss(StrEnum):
-    """The loss of one row, averaged over rows (decision A4: against y, squares without 1/2)."""
+    """The loss of one example, averaged over examples (decision A4: squares without 1/2)."""
 
     SQUARED = "squared"
     LOGISTIC = "logistic"

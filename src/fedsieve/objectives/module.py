@@ -1,4 +1,4 @@
-"""Any `nn.Module` as an objective over a flat vector: parameters by name and slice, gradients by torch.func or client by client."""
+"""Any `nn.Module` as an objective over a flat parameter vector."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,17 +20,17 @@ from fedsieve.core.types import Batch, Layout
 from fedsieve.objectives.fast_conv import FastConvMode, module_keeps_batch_last
 
 NOT_VMAPPABLE = (nn.modules.conv._ConvNd, nn.RNNBase, nn.modules.dropout._DropoutNd, nn.MultiheadAttention)
-"""Modules for which one client after another is faster than vmap, or vmap cannot do them."""
+"""Modules that vmap does not support, or for which a loop over clients is faster."""
 PREDICT_BATCH_SIZE = 500
 
 
 class GateGranularity(StrEnum):
-    """What shares a gate, and is kept or dropped whole."""
+    """Groups of weights that share one gate and are kept or dropped together."""
 
     WEIGHT = "weight"
-    """nothing: each weight has its own"""
+    """each weight has its own gate"""
     FEATURE = "feature"
-    """all weights that read one input"""
+    """all weights of one input"""
     NEURON = "neuron"
     """all weights of one output of a fully connected layer"""
     FILTER = "filter"
@@ -38,7 +38,7 @@ class GateGranularity(StrEnum):
 
 
 def group_ids(shapes: list[tuple[int, ...]], granularity: GateGranularity, num_ungated: int) -> Tensor:
-    """The group of each coordinate, numbered along the layers; tensors the kind does not apply to keep one gate a weight."""
+    """The group of each coordinate; tensors to which the granularity does not apply have one gate per weight."""
     parts, first = [], 0
     for shape in shapes:
         ids = torch.arange(prod(shape)).view(shape)
@@ -53,14 +53,14 @@ def group_ids(shapes: list[tuple[int, ...]], granularity: GateGranularity, num_u
 
 @contextmanager
 def torch_seed(seed: int | None, device: torch.device) -> Iterator[None]:
-    """Noise of a module's own from a key, the global generator left as it was."""
+    """Seed torch's generator for random layers and restore its state afterwards."""
     if seed is None:
         yield
     elif device.type != "cpu":
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             yield
-    else:  # forking would ask every other kind of device too, which takes longer than a small step
+    else:  # fork_rng queries all kinds of devices, which takes longer than a small step
         before = torch.default_generator.get_state()
         torch.default_generator.manual_seed(seed)
         try:
@@ -71,49 +71,49 @@ def torch_seed(seed: int | None, device: torch.device) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Module:
-    """The mean loss of a module's outputs, in its parameters laid flat. Tied parameters are one slice, so they share one gate."""
+    """The mean loss of a module as a function of its flattened parameters. Tied parameters are one slice and share one gate."""
 
     module: nn.Module
     loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy
     factory: Callable[[], nn.Module] | None = None
-    """how to draw fresh weights from a seed; None starts from the module's own"""
+    """builds a module with new weights from a seed; None starts from the weights of `module`"""
     ungated: tuple[str, ...] = ()
-    """patterns of parameter names without gates, such as `*.bias`: always kept, not counted"""
+    """patterns of names of parameters without gates, such as `*.bias`: always kept, not counted"""
     frozen: tuple[str, ...] = ()
-    """names of parameters that stay as they are in the module: not trained, not sent, not counted"""
+    """names of parameters that are not trained, not sent and not counted"""
     granularity: GateGranularity = GateGranularity.WEIGHT
-    """what shares a gate"""
+    """which weights share a gate"""
     slices: dict[str, tuple[slice, tuple[int, ...]]] = field(init=False)
     layout: Layout = field(init=False)
 
     def __post_init__(self) -> None:
-        """Lay the parameters out, and refuse state that no packet carries."""
+        """Compute the layout, and reject modules with state that no message contains."""
         for name, part in self.module.named_modules():
             if isinstance(part, _BatchNorm) and part.training and part.track_running_stats:
                 raise ValueError(
                     f"{name or 'the module'} is {type(part).__name__} in training mode: its running statistics are state that no message "
-                    f"carries; use GroupNorm, or freeze its statistics with .eval()"
+                    f"contains; use GroupNorm, or freeze its statistics with .eval()"
                 )
         named = {name: part for name, part in self.module.named_parameters() if name not in self.frozen}
         gated = [name for name in named if not any(fnmatch(name, pattern) for pattern in self.ungated)]
         if not gated:
-            raise ValueError("the module has no parameters with a gate, so there is nothing to choose from")
-        places, at = {}, 0
+            raise ValueError("the module has no parameters with a gate, so there are no weights to select")
+        slices, at = {}, 0
         for name in (*gated, *(name for name in named if name not in gated)):
-            places[name] = (slice(at, at + named[name].numel()), tuple(named[name].shape))
+            slices[name] = (slice(at, at + named[name].numel()), tuple(named[name].shape))
             at += named[name].numel()
-        size = places[gated[-1]][0].stop
-        object.__setattr__(self, "slices", places)
+        size = slices[gated[-1]][0].stop
+        object.__setattr__(self, "slices", slices)
         groups = (
             None
             if self.granularity is GateGranularity.WEIGHT
-            else group_ids([places[name][1] for name in gated], self.granularity, at - size)
+            else group_ids([slices[name][1] for name in gated], self.granularity, at - size)
         )
-        object.__setattr__(self, "layout", Layout(at, {name: places[name] for name in gated}, at - size, groups))
+        object.__setattr__(self, "layout", Layout(at, {name: slices[name] for name in gated}, at - size, groups))
 
     @cached_property
     def keeps_batch_last(self) -> bool:
-        """Compiled convolutions pay."""
+        """Whether compiled convolutions are faster in this module."""
         return module_keeps_batch_last(self.module)
 
     @property
@@ -132,7 +132,7 @@ class Module:
         return torch.cat([named[name].detach().reshape(-1) for name in self.slices])
 
     def initial_weights(self, draw: Draw) -> Float[Tensor, " p"]:
-        """Fresh weights from the seed where the module can be built anew, else the module's own."""
+        """New weights from the seed if there is a factory, else the weights of the module."""
         noise = draw("start", 1)
         if self.factory is None:
             return self.flatten(self.module).to(noise)
@@ -147,13 +147,13 @@ class Module:
 
     @cached_property
     def parameter_slots(self) -> list[tuple[dict[str, Tensor | None], str, str]]:
-        """Where the module keeps each parameter, a tied one in several places, and its name."""
+        """The dictionary, key and name of each parameter in the module; a tied parameter has several."""
         names = {part: name for name, part in self.module.named_parameters()}
         held = [(part._parameters, key, names.get(value)) for part in self.module.modules() for key, value in part._parameters.items()]
         return [(home, key, name) for home, key, name in held if name in self.slices]
 
     def _outputs(self, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
-        """The module's outputs at other parameters, put in place for the call; `functional_call` takes a tenth of a small step to do so."""
+        """The module's outputs at other parameters, set for the call. `functional_call` would add a tenth to a small step."""
         own = [home[key] for home, key, _ in self.parameter_slots]
         try:
             for home, key, name in self.parameter_slots:
@@ -167,13 +167,13 @@ class Module:
         return self.loss(self._outputs(parameters, x), y)
 
     def gradient(self, theta: Float[Tensor, "k p"], batch: Batch) -> tuple[Float[Tensor, " k"], Float[Tensor, "k p"]]:
-        """Mean loss and gradient of each client of the stack; in the parameters one by one, as a slice's derivative is as long as theta."""
+        """Mean loss and gradient of each client of the stack, by vmap if possible, else client by client."""
         if len(theta) > 1 and not any(isinstance(part, NOT_VMAPPABLE) for part in self.module.modules()):
             try:
                 gradients, losses = vmap(grad_and_value(self._loss_value), randomness="error")(self.unflatten(theta), batch.x, batch.y)
                 return losses, torch.cat([gradients[name].flatten(1) for name in self.slices], dim=-1)
             except RuntimeError:
-                pass  # noise in a forward, or something vmap cannot do: one client after another
+                pass  # random numbers in a forward pass, or an operation that vmap does not support
         pairs = [
             self._gradient_of_client(theta[k], batch.x[k], batch.y[k], None if batch.module_seeds is None else batch.module_seeds[k])
             for k in range(len(theta))
@@ -190,20 +190,20 @@ class Module:
         return loss.detach(), torch.cat([gradient.reshape(-1) for gradient in gradients])
 
     def predict(self, theta: Float[Tensor, " p"], x: Tensor) -> Tensor:
-        """Outputs in evaluation mode, some rows at a time."""
+        """Outputs in evaluation mode, computed in batches."""
         training = [part for part in self.module.modules() if part.training]
         self.module.eval()
         try:
             with torch.no_grad():
-                return torch.cat([self._outputs(self.unflatten(theta), rows) for rows in x.split(PREDICT_BATCH_SIZE)])
+                return torch.cat([self._outputs(self.unflatten(theta), examples) for examples in x.split(PREDICT_BATCH_SIZE)])
         finally:
             for part in training:
                 part.training = True
 
     def zero_model_loss(self, batch: Batch) -> Float[Tensor, " k"]:
-        """A module of zeros is no guess that means anything: any loss may be."""
+        """Infinity: the loss of a module with zero weights has no meaning."""
         return torch.full((len(batch.y),), inf, device=batch.y.device)
 
     def smoothness(self, examples: Batch, batch_size: int) -> Tensor:
-        """Modules have no bound on their curvature."""
+        """An error: modules have no known bound on their curvature."""
         raise ValueError("algorithm.step-rule capped needs a bound on the curvature, which only linear models have; use polyak or constant")

@@ -1,0 +1,36 @@
+"""Schedules of density and log_alpha."""
+
+import torch
+
+from fedsieve.core import schedules
+from fedsieve.core.schedules import DensitySchedule, LogAlphaScaling
+
+
+def test_each_scaling_follows_its_formula():
+    log_alpha = torch.tensor([2.0, 2.0, -2.0, -2.0])
+    chosen = torch.tensor([True, False, True, False])
+    scaled = {kind: schedules.scale_log_alpha(log_alpha, chosen, 0.5, kind).tolist() for kind in LogAlphaScaling}
+    assert scaled[LogAlphaScaling.ADDITIVE] == [2.5, 1.5, -1.5, -2.5]
+    assert scaled[LogAlphaScaling.SIGN_AWARE] == [3.0, 1.0, -1.0, -3.0]
+    assert scaled[LogAlphaScaling.LITERAL] == [3.0, 1.0, -3.0, -1.0]
+    assert scaled[LogAlphaScaling.OFF] == log_alpha.tolist()
+
+
+def test_the_literal_scaling_never_closes_an_open_gate():
+    log_alpha = torch.tensor([3.0])
+    for _ in range(200):
+        log_alpha = schedules.scale_log_alpha(log_alpha, torch.tensor([False]), 0.5, LogAlphaScaling.LITERAL)
+    assert float(log_alpha) >= 0
+
+
+def test_scaling_stays_inside_the_limits():
+    far = torch.tensor([11.9, -11.9])
+    assert schedules.scale_log_alpha(far, torch.tensor([True, False]), 0.5, LogAlphaScaling.ADDITIVE).tolist() == [12.0, -12.0]
+
+
+def test_the_cubic_schedule_decreases_from_the_initial_density_to_the_target():
+    values = [schedules.scheduled_density(0.05, 0.5, t / 10, DensitySchedule.CUBIC) for t in range(12)]
+    assert values[0] == 0.5
+    assert values[10:] == [0.05, 0.05]
+    assert all(a >= b for a, b in zip(values, values[1:], strict=False))
+    assert schedules.scheduled_density(0.05, 0.5, 0.0, DensitySchedule.CONSTANT) == 0.05
