@@ -356,5 +356,5 @@ def test_the_page_shows_who_was_away_what_was_rejected_and_what_privacy_was_spen
         == 0
     )
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "replies counted" in page and "it came after its round was closed" in page
+    assert "replies counted" in page and "it arrived after the exchange was closed" in page
     assert "Epsilon per round" in page and "privacy of one client" in page

@@ -163,7 +163,7 @@ def test_privacy_is_off_by_default_and_delta_follows_the_number_of_clients():
     [
         ({"noise_multiplier": -1.0}, "at least 0"),
         ({"noise_multiplier": float("inf")}, "finite"),
-        ({"clip": 1.0}, "protects nobody"),
+        ({"clip": 1.0}, "has no effect without privacy.noise-multiplier"),
         ({"noise_multiplier": 1.0, "clip": 0.0}, "above 0"),
         ({"noise_multiplier": 1.0, "delta": 1.0}, "below 1"),
     ],
@@ -176,7 +176,7 @@ def test_settings_that_protect_nobody_are_refused(fields, says):
 @pytest.mark.parametrize(
     ("federation", "says"),
     [
-        ({"client_weighting": ClientWeighting.EXAMPLES}, "one say"),
+        ({"client_weighting": ClientWeighting.EXAMPLES}, "equal client weights"),
         ({"aggregator": Aggregator.MEDIAN}, "not bounded"),
         ({"max_norm_ratio": 10.0}, "compares a reply"),
         ({"server_examples": 5}, "own rows"),

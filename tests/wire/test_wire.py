@@ -249,7 +249,7 @@ def test_a_million_malformed_strings_are_refused_in_bounded_memory():
 def test_a_packet_cannot_ask_for_more_memory_than_its_bytes_pay_for():
     """A short message that announces the largest size and count this model allows."""
     n = 100_000_000
-    body = MESSAGE[:8] + b"".join(map(wire._encode_varint, (12, 3, n, n // 2))) + b"\x10\x30" + b"\x00" * 40
+    body = MESSAGE[:8] + b"".join(map(wire.encode_varint, (12, 3, n, n // 2))) + b"\x10\x30" + b"\x00" * 40
     tracemalloc.start()
     with pytest.raises(PacketError):
         decode(sealed(body), ADDRESS, n)

@@ -1,7 +1,7 @@
-"""What goes wrong in a simulation, from named streams: clients that are away, that answer too late, that lie.
+"""Simulated failures: clients that drop out, reply too late or are malicious.
 
-A wrapper around any exchange, so every method and both engines fail alike. Who fails when is a function of seed, round and client:
-nothing is remembered, and a resumed run meets the same failures.
+A wrapper around any exchange, so that failures are the same for every algorithm and both engines. Which client fails in which round is a
+function of seed, round and client: there is no state, and a resumed run has the same failures.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,20 +19,20 @@ from fedsieve.core.quantization import Coding, QuantizedField
 from fedsieve.core.random import derive_key, generator, uniforms
 from fedsieve.core.types import Clock, Exchange, ExchangeResult, Reply, Traffic
 
-LATE_REASON = "it came after its round was closed"
+LATE_REASON = "it arrived after the exchange was closed"
 
 
 class Attack(StrEnum):
-    """What a hostile client makes of its own reply; d is its difference to the broadcast."""
+    """How a malicious client changes its reply; d is the difference of the honest reply to the broadcast."""
 
     FLIP = "flip"
-    """-strength d: away from where it should go"""
+    """-scale d: the opposite direction"""
     SCALE = "scale"
-    """strength d: its own rows above all others"""
+    """scale d: the client's own examples outweigh all others"""
     RANDOM = "random"
-    """Gaussian noise of length strength |d|"""
+    """Gaussian noise of norm scale |d|"""
     NAN = "nan"
-    """no numbers at all: a broken client"""
+    """not a number: a broken client"""
 
 
 DEFAULT_ATTACK_SCALE = 5.0
@@ -40,123 +40,129 @@ DEFAULT_ATTACK_SCALE = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Failures:
-    """What goes wrong in a simulation."""
+    """Which failures a simulation has."""
 
     dropout: float = 0.0
-    """share of clients that are away at any time: they get nothing and send nothing"""
+    """fraction of clients that are offline at any time; they receive and send nothing"""
     return_probability: float | None = None
-    """chance a round that a client who is away comes back (default: 1 - drop, each round anew); small is long absences"""
+    """probability per round that an offline client returns (default: 1 - dropout, independent rounds); small values give long absences"""
     straggler_fraction: float = 0.0
-    """share of replies that come after their exchange was closed: their bytes crossed, they do not count"""
+    """fraction of replies that arrive after the exchange is closed; their bytes are counted, they are not aggregated"""
     malicious_fraction: float = 0.0
-    """share of clients that alter their replies, the same ones throughout"""
+    """fraction of clients that are malicious, the same ones in all rounds"""
     attack: Attack | None = None
-    """how hostile clients alter their replies (default: flip)"""
+    """how malicious clients change their replies (default: flip)"""
     attack_scale: float | None = None
-    """how strongly, in units of an honest difference to the broadcast (default: 5)"""
+    """scale of the attack, relative to the honest difference to the broadcast (default: 5)"""
 
     def __post_init__(self) -> None:
-        """Refuse what is no probability, and what would be ignored."""
+        """Validate the options; an option without effect is an error."""
         for name in ("dropout", "straggler_fraction", "malicious_fraction"):
             value = getattr(self, name)
             if not 0 <= value < 1:
-                raise ValueError(f"failures.{name.replace('_', '-')} is a share and must be at least 0 and below 1; got {value:g}")
+                raise ValueError(f"failures.{name.replace('_', '-')} is a fraction and must be at least 0 and below 1; got {value:g}")
         if self.return_probability is not None:
             most = 1.0 if self.dropout == 0 else min(1.0, (1 - self.dropout) / self.dropout)
             if self.dropout == 0:
-                raise ValueError("failures.return-probability says how long clients stay away, and nobody is; set failures.dropout too")
+                raise ValueError("failures.return-probability has no effect without failures.dropout; set failures.dropout too")
             if not 0 < self.return_probability <= most:
                 raise ValueError(
-                    f"failures.return-probability must be above 0 and at most {most:g}, or failures.dropout {self.dropout:g} could not be kept up; "
-                    f"got {self.return_probability:g}"
+                    f"failures.return-probability must be above 0 and at most {most:g}, or failures.dropout {self.dropout:g} cannot be "
+                    f"maintained; got {self.return_probability:g}"
                 )
         if self.malicious_fraction == 0 and (self.attack is not None or self.attack_scale is not None):
             raise ValueError(
-                "failures.attack and failures.attack-scale are of hostile clients, and there are none; set failures.malicious-fraction too"
+                "failures.attack and failures.attack-scale have no effect without malicious clients; set failures.malicious-fraction too"
             )
         if self.attack is Attack.NAN and self.attack_scale is not None:
-            raise ValueError("failures.attack-scale has no meaning with failures.attack nan; leave it out")
+            raise ValueError("failures.attack-scale has no effect with failures.attack nan; leave it out")
         if self.attack_scale is not None and not self.attack_scale > 0:
             raise ValueError(f"failures.attack-scale must be above 0; got {self.attack_scale:g}")
 
     @property
     def is_active(self) -> bool:
-        """Whether anything goes wrong."""
+        """Whether there are any failures."""
         return bool(self.dropout or self.straggler_fraction or self.malicious_fraction)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FaultyExchange:
-    """An exchange in which things go wrong."""
+    """An exchange with failures."""
 
     exchange: Exchange
     resolve_seed: Callable[[Packet, Clock], Packet]
-    """what clients make of a broadcast that is only a seed"""
+    """returns the initial broadcast for a packet that is only a seed"""
     failures: Failures
     clients_with_data: Sequence[int]
-    """clients that hold rows"""
+    """clients that have examples"""
     seed: int
 
     def __call__(self, clock: Clock, packet: Packet, clients: Sequence[int]) -> ExchangeResult:
-        """Send to those who are there; lose what is late, alter what hostile clients send."""
-        gone = find_offline(self.failures, self.seed, clock.round, clients)
-        there = [client for client, is_away in zip(clients, gone, strict=True) if not is_away]
-        if not there:
+        """Send the packet to clients that are online; reject late replies, corrupt those of malicious clients."""
+        offline = find_offline(self.failures, self.seed, clock.round, clients)
+        online = [client for client, is_offline in zip(clients, offline, strict=True) if not is_offline]
+        if not online:
             return ExchangeResult([], [], Traffic(), Traffic())
-        came = self.exchange(clock, packet, there)
-        replies, rejected = [], list(came.rejected)
-        late = client_uniforms(self.seed, ("late", clock.round, clock.exchange), there) < self.failures.straggler_fraction
-        delayed = {client for client, is_late in zip(there, late, strict=True) if is_late}
-        hostile = sample_malicious_clients(self.failures, self.clients_with_data, self.seed)
-        sent = self.resolve_seed(packet, clock) if hostile else packet
-        for reply in came.replies:
-            if reply.client in delayed:
+        result = self.exchange(clock, packet, online)
+        replies, rejected = [], list(result.rejected)
+        late = client_uniforms(self.seed, ("late", clock.round, clock.exchange), online) < self.failures.straggler_fraction
+        stragglers = {client for client, is_late in zip(online, late, strict=True) if is_late}
+        malicious = sample_malicious_clients(self.failures, self.clients_with_data, self.seed)
+        sent = self.resolve_seed(packet, clock) if malicious else packet
+        for reply in result.replies:
+            if reply.client in stragglers:
                 rejected.append((reply.client, LATE_REASON))
             else:
-                replies.append(self.corrupt_reply(reply, sent, clock) if reply.client in hostile else reply)
-        return came._replace(replies=replies, rejected=rejected)
+                replies.append(self.corrupt_reply(reply, sent, clock) if reply.client in malicious else reply)
+        return result._replace(replies=replies, rejected=rejected)
 
     def corrupt_reply(self, reply: Reply, sent: Packet, clock: Clock) -> Reply:
-        """What a hostile client sends in the place of its reply: every field, and every scalar, as its attack says."""
+        """Return the reply of a malicious client: the attack changes every field and every scalar."""
         draw = generator(self.seed, "attack", clock.round, clock.exchange, reply.client)
-        said, rest = reply.packet, sent.scalars.get("default_gate", 0.0)
+        honest_packet, default_gate = reply.packet, sent.scalars.get("default_gate", 0.0)
         fields = {}
-        for name, values in said.fields.items():
+        for name, values in honest_packet.fields.items():
             honest = values.decode(torch.float32)
-            whole = sent.field_dense(name, torch.float32, rest if name in GATE_FIELDS else 0.0) if name in sent.fields else None
-            base = torch.zeros_like(honest) if whole is None else whole if said.support is None else whole[said.support]
+            broadcast = sent.field_dense(name, torch.float32, default_gate if name in GATE_FIELDS else 0.0) if name in sent.fields else None
+            base = (
+                torch.zeros_like(honest)
+                if broadcast is None
+                else broadcast
+                if honest_packet.support is None
+                else broadcast[honest_packet.support]
+            )
             fields[name] = QuantizedField(self.corrupt_field(name, honest, base, draw), None, Coding.FLOAT32)
         scalars = {
             name: self.corrupt_field(name, value[None], sent.scalars.get(name, torch.zeros(()))[None].to(value), draw)[0]
-            for name, value in said.scalars.items()
+            for name, value in honest_packet.scalars.items()
         }
-        return reply._replace(packet=said._replace(fields=fields, scalars=scalars))
+        return reply._replace(packet=honest_packet._replace(fields=fields, scalars=scalars))
 
     def corrupt_field(self, name: str, honest: Tensor, base: Tensor, draw: np.random.Generator) -> Tensor:
-        """Gates and shares stay within their limits: a reply outside them would be found out."""
-        moved, strength = honest - base, self.failures.attack_scale or DEFAULT_ATTACK_SCALE
+        """Return the attacked values; gates and fractions stay within their limits, since other replies are rejected."""
+        delta, scale = honest - base, self.failures.attack_scale or DEFAULT_ATTACK_SCALE
         match self.failures.attack or Attack.FLIP:
             case Attack.FLIP:
-                found = base - strength * moved
+                attacked = base - scale * delta
             case Attack.SCALE:
-                found = base + strength * moved
+                attacked = base + scale * delta
             case Attack.RANDOM:
-                noise = torch.from_numpy(draw.standard_normal(len(moved))).to(moved)
-                found = base + strength * torch.linalg.vector_norm(moved) / len(moved) ** 0.5 * noise
+                noise = torch.from_numpy(draw.standard_normal(len(delta))).to(delta)
+                attacked = base + scale * torch.linalg.vector_norm(delta) / len(delta) ** 0.5 * noise
             case Attack.NAN:
                 return torch.full_like(honest, torch.nan)
         if name == "gates" or name in FRACTION_SCALARS:
-            return found.clamp(0.0, 1.0)
-        return found.clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT) if name in GATE_FIELDS else found
+            return attacked.clamp(0.0, 1.0)
+        return attacked.clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT) if name in GATE_FIELDS else attacked
 
 
 def client_uniforms(seed: int, purpose: tuple[str | int, ...], clients: Sequence[int]) -> np.ndarray:
-    """One uniform number a client, named by the path."""
+    """Return one uniform random number per client for a purpose."""
     return uniforms(derive_key(seed, *purpose), clients, np.zeros(1, dtype=np.int64))[:, 0]
 
 
 def sample_malicious_clients(failures: Failures, clients_with_data: Sequence[int], seed: int) -> frozenset[int]:
-    """floor(hostile N) of the clients that hold rows."""
+    """Return floor(malicious_fraction N) of the clients that have examples."""
     if not failures.malicious_fraction:
         return frozenset()
     picked = generator(seed, "hostile").choice(
@@ -166,27 +172,28 @@ def sample_malicious_clients(failures: Failures, clients_with_data: Sequence[int
 
 
 def find_offline(failures: Failures, seed: int, round: int, clients: Sequence[int]) -> list[bool]:
-    """Who is away in a round: a chain of two states for each client, away for a share `drop` of the time.
+    """Return which clients are offline in a round: a two-state Markov chain per client, offline for a fraction `dropout` of the time.
 
-    Who is away stays so with probability 1 - c, who is there leaves with c drop / (1 - drop). One number a round decides both, so most
-    rounds do not depend on the one before; going back to the last such round gives the state without remembering any.
+    With return probability c, an offline client stays offline with probability 1 - c, an online client leaves with probability
+    c dropout / (1 - dropout). One random number per round decides both, so that most rounds do not depend on the previous one; going
+    back to the last such round gives the state without storing it.
     """
     if not failures.dropout:
         return [False] * len(clients)
-    back = 1 - failures.dropout if failures.return_probability is None else failures.return_probability
-    stay, leave = 1 - back, back * failures.dropout / (1 - failures.dropout)
-    same = np.ones(len(clients), dtype=bool)  # whether the state asked for is that of the round looked at, or its opposite
-    found = np.full(len(clients), -1)
+    return_probability = 1 - failures.dropout if failures.return_probability is None else failures.return_probability
+    stay, leave = 1 - return_probability, return_probability * failures.dropout / (1 - failures.dropout)
+    same = np.ones(len(clients), dtype=bool)  # whether the requested state equals that of round `number`, or is its opposite
+    state = np.full(len(clients), -1)
     for number in range(round, -1, -1):
-        number_of = client_uniforms(seed, ("away", number), clients)
-        free = found < 0
-        found[free & (number_of < min(stay, leave))] = 1
-        found[free & (number_of >= max(stay, leave))] = 0
-        known = found >= 0
-        found[free & known] ^= ~same[free & known]
+        uniform = client_uniforms(seed, ("away", number), clients)
+        unknown = state < 0
+        state[unknown & (uniform < min(stay, leave))] = 1
+        state[unknown & (uniform >= max(stay, leave))] = 0
+        known = state >= 0
+        state[unknown & known] ^= ~same[unknown & known]
         if known.all():
             break
         if leave > stay:
             same[~known] ^= True
     first = (client_uniforms(seed, ("away", "first"), clients) < failures.dropout).astype(int)
-    return np.where(found >= 0, found, first ^ ~same).astype(bool).tolist()
+    return np.where(state >= 0, state, first ^ ~same).astype(bool).tolist()

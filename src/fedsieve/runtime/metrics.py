@@ -1,4 +1,4 @@
-"""How good a model is and how well it found the truth. Three-line versions, tested against scikit-learn."""
+"""Metrics of predictions and of support recovery; they agree with scikit-learn's."""
 
 from collections.abc import Callable
 
@@ -11,24 +11,24 @@ from fedsieve.objectives.losses import Loss
 
 
 def regression_metrics(prediction: Float[Tensor, "n 1"], y: Float[Tensor, " n"]) -> dict[str, float]:
-    """MSE and R2."""
+    """Return MSE and R2."""
     error = ((prediction[:, 0] - y) ** 2).mean()
     return {"r2": float(1 - error / ((y - y.mean()) ** 2).mean()), "mse": float(error)}
 
 
 def binary_metrics(logits: Float[Tensor, "n 1"], y: Float[Tensor, " n"]) -> dict[str, float]:
-    """Accuracy and cross-entropy of two classes."""
+    """Return accuracy and cross-entropy of two classes."""
     hit = (logits[:, 0] > 0) == (y > 0.5)
     return {"accuracy": float(hit.double().mean()), "ce": float(functional.binary_cross_entropy_with_logits(logits[:, 0], y))}
 
 
 def multiclass_metrics(logits: Float[Tensor, "n c"], y: Tensor) -> dict[str, float]:
-    """Accuracy and cross-entropy."""
+    """Return accuracy and cross-entropy."""
     return {"accuracy": float((logits.argmax(1) == y).double().mean()), "ce": float(functional.cross_entropy(logits, y))}
 
 
 def multilabel_metrics(logits: Float[Tensor, "n c"], y: Float[Tensor, "n c"]) -> dict[str, float]:
-    """Micro-averaged F1 and binary cross-entropy."""
+    """Return micro-averaged F1 and binary cross-entropy."""
     said, true = logits > 0, y > 0.5
     hits = (said & true).sum()
     return {
@@ -38,7 +38,7 @@ def multilabel_metrics(logits: Float[Tensor, "n c"], y: Float[Tensor, "n c"]) ->
 
 
 def support_recovery(kept: Bool[Tensor, "c f"], truth: Bool[Tensor, "c f"]) -> dict[str, float]:
-    """Support recovery: TDR is precision over entries, `tdr_features` over features, recall beside them (L213, decision F2)."""
+    """Support recovery: TDR is precision over entries, `tdr_features` over features, and recall (L213, decision F2)."""
     hits = (kept & truth).sum()
     rows, true_rows = kept.any(0), truth.any(0)
     return {

@@ -1,4 +1,4 @@
-"""Client-level differential privacy: settings, and what a run has spent. The accountant is loaded only when asked for."""
+"""Client-level differential privacy: options and accounting. The accountant is imported on first use."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,24 +10,24 @@ from fedsieve.core.aggregation import Aggregator, ClientWeighting
 from fedsieve.core.private_mean import GaussianMechanism
 
 RENYI_ORDERS = (*range(2, 33), *range(36, 65, 4), 80, 96, 128)
-"""Orders of Renyi divergence that are tried; whole ones are exact in the bound, and epsilon is the least over all."""
+"""Orders of the Renyi divergence; the bound is exact for integers, and epsilon is the minimum over all orders."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Privacy:
-    """Noise that hides each client; off unless there is some."""
+    """Options of client-level differential privacy; it is off if the noise multiplier is 0."""
 
     noise_multiplier: float = 0.0
-    """noise multiplier: its standard deviation over the most that one client can change; 0 is no privacy"""
+    """standard deviation of the noise over the largest change by one client; 0: no privacy"""
     clip: float | None = None
-    """longest difference of a client to the broadcast; longer ones are shortened (default: 1)"""
+    """maximum norm of a client's difference to the broadcast; longer differences are clipped (default: 1)"""
     gate_clip: float | None = None
-    """the same for gates, which have a scale of their own (default: 1)"""
+    """maximum norm of a client's difference in gates (default: 1)"""
     delta: float | None = None
-    """chance at which epsilon may fail (default: a tenth of 1 / clients)"""
+    """delta of (epsilon, delta)-differential privacy (default: 0.1 / clients)"""
 
     def __post_init__(self) -> None:
-        """Refuse what would protect nobody."""
+        """Validate the options; an option without effect is an error."""
         if not 0 <= self.noise_multiplier < inf:
             raise ValueError(
                 f"privacy.noise-multiplier is a noise multiplier and must be at least 0 and finite; got {self.noise_multiplier:g}"
@@ -35,7 +35,7 @@ class Privacy:
         for name in ("clip", "gate_clip", "delta"):
             value, flag = getattr(self, name), name.replace("_", "-")
             if value is not None and self.noise_multiplier == 0:
-                raise ValueError(f"privacy.{flag} without privacy.noise-multiplier protects nobody; set privacy.noise-multiplier too")
+                raise ValueError(f"privacy.{flag} has no effect without privacy.noise-multiplier; set privacy.noise-multiplier too")
             if value is not None and not 0 < value < inf:
                 raise ValueError(f"privacy.{flag} must be above 0 and finite; got {value:g}")
         if self.delta is not None and not self.delta < 1:
@@ -44,46 +44,46 @@ class Privacy:
             raise ValueError("privacy.noise-multiplier needs an accountant that is not installed: pip install 'fedsieve[privacy]'")
 
     def validate(self, federation: Any, reply_fields: frozenset[str], *, centralized: bool) -> None:
-        """Refuse what would void the guarantee: one client's reply must not decide what another's counts, nor count more than once."""
+        """Raise ValueError if a setting voids the guarantee: a client's reply must not influence the weight of other replies."""
         if not self.noise_multiplier:
             return
         if centralized:
             raise ValueError(
-                "privacy.noise-multiplier hides one client among others, and --centralized has only one; leave one of them out"
+                "privacy.noise-multiplier protects one client among others, and --centralized has only one client; leave out one of them"
             )
         if federation.client_weighting is not ClientWeighting.UNIFORM:
             raise ValueError(
-                f"privacy.noise-multiplier gives every client one say, or one with many rows would show; "
+                f"privacy.noise-multiplier needs equal client weights, or the number of examples would be revealed; "
                 f"leave out federation.client-weighting {federation.client_weighting}"
             )
         if federation.aggregator is not Aggregator.WEIGHTED:
             raise ValueError(
-                f"privacy.noise-multiplier hides a client in a sum of clipped differences; how far one client can move federation.aggregator "
-                f"{federation.aggregator} is not bounded that way; leave one of them out"
+                f"privacy.noise-multiplier bounds one client's influence on a mean of clipped differences, not on federation.aggregator "
+                f"{federation.aggregator}; leave out one of them"
             )
         if federation.max_norm_ratio not in (None, inf):
             raise ValueError(
-                "federation.max-norm-ratio compares a reply with those of others, so one client could decide whether another counts; "
+                "federation.max-norm-ratio compares a reply with others, so one client could decide whether another is aggregated; "
                 "privacy.clip bounds every reply already; leave out federation.max-norm-ratio"
             )
         if federation.server_examples:
             raise ValueError(
-                "privacy.noise-multiplier is for replies of clients, and the server's own rows would be clipped and hidden like one; "
+                "privacy.noise-multiplier clips and perturbs all replies, and would do so with the server's own examples; "
                 "leave out federation.server-examples"
             )
         if self.gate_clip is not None and not any("gate" in name for name in reply_fields):
-            raise ValueError("privacy.gate-clip is of methods that send gates, and this one sends none; leave it out")
+            raise ValueError("privacy.gate-clip has no effect, since this algorithm sends no gates; leave it out")
 
     def mechanism(self, cohort: int) -> GaussianMechanism | None:
-        """What the server's mean needs to know."""
+        """Return the mechanism of the server's mean, or None without privacy."""
         return GaussianMechanism(self.noise_multiplier, self.clip or 1.0, self.gate_clip or 1.0, cohort) if self.noise_multiplier else None
 
 
 def epsilon_by_round(noise: float, delta: float, clients: int, cohort: int, exchanges: int, first: int = 0) -> Iterator[float]:
-    """Epsilon after each round, from round `first` on: Renyi accounting of cohorts of fixed size drawn without replacement.
+    """Yield epsilon after each round, from `first_round` on: Renyi accounting of cohorts sampled without replacement.
 
-    The exchanges of a round see one cohort, so they are composed before the sampling is taken into account. Neighbours differ in one
-    client replaced by another (Wang, Balle and Kasiviswanathan 2019).
+    The exchanges of a round have the same cohort, so they are composed before subsampling. Neighbouring data sets differ in one
+    replaced client (Wang, Balle and Kasiviswanathan 2019).
     """
     import dp_accounting
     from dp_accounting.rdp import RdpAccountant

@@ -1,0 +1,159 @@
+"""Positions of a sparse message as bytes, near the entropy limit.
+
+subset    = Golomb-Rice coded gaps, with the best parameter near the typical gap, or a bitmap, whichever is shorter
+positions = nothing (dense) | a subset of all coordinates | entries dropped from and added to a support that both sides have
+"""
+
+from collections.abc import Callable
+from functools import partial
+from math import log2
+
+import numpy as np
+
+KIND_SEED, KIND_DENSE, KIND_SUBSET, KIND_DIFF = range(4)
+BITMAP_MARKER = 255
+MAX_RICE_PARAMETER = 31
+
+
+class PacketError(ValueError):
+    """Bytes that are not a valid packet for this model and round; the message names the defect."""
+
+
+class Reader:
+    """A cursor over bytes that never reads past the end; allocations are bounded by the number of bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.position = 0
+
+    def read(self, num_bytes: int, what: str) -> bytes:
+        """Return the next bytes; `what` names them in errors."""
+        if num_bytes > len(self.data) - self.position:
+            raise PacketError(f"truncated: {what} needs {num_bytes} bytes, {len(self.data) - self.position} are left")
+        self.position += num_bytes
+        return self.data[self.position - num_bytes : self.position]
+
+    def read_varint(self, max_value: int, what: str) -> int:
+        """Return the next number, which must be in its shortest form and at most `max_value`."""
+        number = 0
+        for shift in range(0, 70, 7):
+            byte = self.read(1, what)[0]
+            number |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                if byte == 0 and shift:
+                    raise PacketError(f"{what} is not encoded in its shortest form")
+                if number > max_value:
+                    raise PacketError(f"{what} is {number}, more than {max_value}")
+                return number
+        raise PacketError(f"{what} is a number of more than ten bytes")
+
+
+def encode_varint(number: int) -> bytes:
+    """Return a number in groups of seven bits, the lowest first."""
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def encode_positions(support: np.ndarray, size: int, reference: np.ndarray | None) -> tuple[int, bytes]:
+    """Return the shorter of two encodings: all positions, or those dropped from and added to the reference."""
+    plain, write = _plan_subset(support, size)
+    if reference is None:
+        return KIND_SUBSET, write()
+    member = np.zeros(size, dtype=bool)
+    member[support] = True
+    kept = member[reference]
+    dropped = np.flatnonzero(~kept)
+    member[reference] = False
+    added = np.flatnonzero(member)
+    added -= np.searchsorted(reference, added)
+    count = encode_varint(len(dropped))
+    (less, write_dropped), (more, write_added) = _plan_subset(dropped, len(reference)), _plan_subset(added, size - len(reference))
+    return (KIND_DIFF, count + write_dropped() + write_added()) if len(count) + less + more < plain else (KIND_SUBSET, write())
+
+
+def _plan_subset(indices: np.ndarray, size: int) -> tuple[int, Callable[[], bytes]]:
+    """Return the encoded length of increasing indices below `size`, and a function that encodes them. Their number is encoded elsewhere."""
+    count = len(indices)
+    if count in (0, size):
+        return 0, bytes
+    gaps = indices.copy()
+    gaps[1:] -= indices[:-1] + 1
+    typical = max(int(log2(max(size / count * 0.6931, 1.0))), 0)
+    candidates = np.arange(max(typical - 1, 0), min(typical + 2, MAX_RICE_PARAMETER) + 1)
+    bits = np.add.reduce(gaps >> candidates[:, None], axis=1) + count * (1 + candidates)
+    best = int(bits.argmin())
+    bitmap, rice = (size + 7) // 8, (int(bits[best]) + 7) // 8
+    return 1 + min(bitmap, rice), partial(_encode_bitmap, indices, size) if bitmap <= rice else partial(
+        _encode_rice, gaps, int(candidates[best])
+    )
+
+
+def _encode_bitmap(indices: np.ndarray, size: int) -> bytes:
+    bits = np.zeros(size, dtype=bool)
+    bits[indices] = True
+    return bytes((BITMAP_MARKER,)) + np.packbits(bits).tobytes()
+
+
+def _encode_rice(gaps: np.ndarray, parameter: int) -> bytes:
+    ends = np.cumsum((gaps >> parameter) + 1)
+    bits = np.zeros(ends[-1] + len(gaps) * parameter, dtype=np.uint8)
+    bits[ends - 1] = 1
+    bits[ends[-1] :].reshape(len(gaps), parameter)[:] = gaps[:, None] >> np.arange(parameter) & 1
+    return bytes((parameter,)) + np.packbits(bits).tobytes()
+
+
+def read_positions(reader: Reader, kind: int, count: int, size: int, reference: np.ndarray | None) -> np.ndarray | None:
+    """Return the support of a packet of this kind, or None if it is dense."""
+    if kind in (KIND_SEED, KIND_DENSE):
+        return None
+    if kind == KIND_SUBSET:
+        return _read_subset(reader, count, size)
+    if reference is None:
+        raise PacketError("encoded relative to a support, but none was broadcast")
+    dropped = reader.read_varint(len(reference), "number dropped")
+    added = count - len(reference) + dropped
+    if not 0 <= added <= size - len(reference):
+        raise PacketError(f"{count} kept and {dropped} of {len(reference)} dropped do not add up")
+    kept = np.ones(len(reference), dtype=bool)
+    kept[_read_subset(reader, dropped, len(reference))] = False
+    # The r-th coordinate outside the reference is r plus the reference entries at or below it.
+    outside = _read_subset(reader, added, size - len(reference))
+    outside = outside + np.searchsorted(reference - np.arange(len(reference)), outside, side="right")
+    return np.sort(np.concatenate((reference[kept], outside)))
+
+
+def _read_subset(reader: Reader, count: int, size: int) -> np.ndarray:
+    if count in (0, size):
+        return np.arange(count, dtype=np.int64)
+    parameter = reader.read(1, "coding of positions")[0]
+    if parameter == BITMAP_MARKER:
+        bits = np.unpackbits(np.frombuffer(reader.read((size + 7) // 8, "bitmap"), np.uint8))
+        indices = np.flatnonzero(bits)
+        if len(indices) != count or indices[-1] >= size:
+            raise PacketError(f"the bitmap marks {len(indices)} positions, {count} were expected")
+        return indices
+    if parameter > MAX_RICE_PARAMETER:
+        raise PacketError(f"Rice parameter {parameter} is more than {MAX_RICE_PARAMETER}")
+    longest = (size >> parameter) + count + count * parameter
+    available = reader.data[reader.position : reader.position + (longest + 7) // 8]
+    bits = np.unpackbits(np.frombuffer(available, np.uint8))
+    ones = np.flatnonzero(bits)[:count]
+    if len(ones) < count:
+        raise PacketError(f"truncated: {len(ones)} of {count} positions")
+    unary = int(ones[-1]) + 1
+    total = unary + count * parameter
+    if total > len(bits):
+        raise PacketError("truncated: positions end early")
+    quotients = np.diff(ones, prepend=-1) - 1
+    low = bits[unary:total].reshape(count, parameter) @ (1 << np.arange(parameter, dtype=np.int64))
+    indices = np.cumsum((quotients << parameter) + low + 1) - 1
+    if indices[-1] >= size:
+        raise PacketError(f"position {indices[-1]} is not below {size}")
+    if bits[total : (total + 7) // 8 * 8].any():
+        raise PacketError("padding is not zero")
+    reader.position += (total + 7) // 8
+    return indices
