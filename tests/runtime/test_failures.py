@@ -218,12 +218,12 @@ def test_a_robust_mean_learns_where_the_plain_one_is_carried_away(kind):
     [
         ({"dropout": 1.0}, "below 1"),
         ({"straggler_fraction": -0.1}, "at least 0"),
-        ({"malicious_fraction": float("nan")}, "share"),
-        ({"return_probability": 0.5}, "nobody is"),
+        ({"malicious_fraction": float("nan")}, "fraction"),
+        ({"return_probability": 0.5}, "no effect without failures.dropout"),
         ({"dropout": 0.9, "return_probability": 0.5}, "at most 0.111"),
-        ({"attack": Attack.NAN}, "there are none"),
-        ({"attack_scale": 2.0}, "there are none"),
-        ({"malicious_fraction": 0.1, "attack": Attack.NAN, "attack_scale": 2.0}, "no meaning"),
+        ({"attack": Attack.NAN}, "have no effect without malicious clients"),
+        ({"attack_scale": 2.0}, "have no effect without malicious clients"),
+        ({"malicious_fraction": 0.1, "attack": Attack.NAN, "attack_scale": 2.0}, "no effect"),
         ({"malicious_fraction": 0.1, "attack_scale": 0.0}, "above 0"),
     ],
 )

@@ -177,10 +177,9 @@ def test_settings_that_protect_nobody_are_refused(fields, says):
     ("federation", "says"),
     [
         ({"client_weighting": ClientWeighting.EXAMPLES}, "equal client weights"),
-        ({"aggregator": Aggregator.MEDIAN}, "not bounded"),
+        ({"aggregator": Aggregator.MEDIAN}, "not on federation.aggregator"),
         ({"max_norm_ratio": 10.0}, "compares a reply"),
-        ({"server_examples": 5}, "own rows"),
-        ({"centralized": True}, "only one"),
+        ({"server_examples": 5}, "own examples"),
     ],
 )
 def test_what_would_void_the_guarantee_is_refused(federation, says):
@@ -188,8 +187,13 @@ def test_what_would_void_the_guarantee_is_refused(federation, says):
         resolve(RunConfig(algorithm_name="fed-avg", federation=FederationConfig(**federation), privacy=Privacy(noise_multiplier=1.0)))
 
 
+def test_privacy_needs_more_than_one_client():
+    with pytest.raises(ValueError, match="only one client"):
+        resolve(RunConfig(algorithm_name="fed-avg", centralized=True, privacy=Privacy(noise_multiplier=1.0)))
+
+
 def test_a_clip_for_gates_is_refused_where_there_are_none():
-    with pytest.raises(ValueError, match="sends none"):
+    with pytest.raises(ValueError, match="sends no gates"):
         run_of("fed-avg", privacy=Privacy(noise_multiplier=1.0, gate_clip=1.0))
     assert run_of("sieve", privacy=Privacy(noise_multiplier=1.0, gate_clip=2.0)).algorithm.privacy.gate_clip == 2.0
 
