@@ -2,11 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from math import ceil
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 import torch
@@ -18,6 +16,7 @@ from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.algorithms.defaults import NETWORK_DEFAULTS, select_supported
 from fedsieve.core.aggregation import Aggregator, ClientWeighting
 from fedsieve.core.reply_validation import ReplyLimits
+from fedsieve.core.settings import parse_value
 from fedsieve.objectives.linear import Linear
 from fedsieve.objectives.module import Module
 from fedsieve.runtime.client_data import ClientData
@@ -136,7 +135,9 @@ def deployment_config(
     for name in run_config:
         if name not in known and "." not in name:
             raise ValueError(f"run config {name} is no setting; there are {', '.join(known)}, and {ALGORITHM_PREFIX}* of the algorithm")
-    values = {name: parse_value(name, run_config[name], type_hint) for name, type_hint in known.items() if name in run_config}
+    values = {
+        name: parse_value(type_hint, run_config[name], f"run config {name}") for name, type_hint in known.items() if name in run_config
+    }
     algorithm_name = values.get(NAME_KEY, DEFAULT_ALGORITHM)
     algorithm = build_algorithm(algorithm_name, run_config, values, objective)
     precision = values.get("precision", "single")
@@ -175,36 +176,11 @@ def build_algorithm(algorithm_name: str, run_config: Settings, values: Mapping[s
             name = option_names.get(key.removeprefix(ALGORITHM_PREFIX))
             if name is None:
                 raise ValueError(f"run config {key} is no option of {algorithm_name}; there are {', '.join(option_names)}")
-            options[name] = parse_value(key, value, hints[name])
+            options[name] = parse_value(hints[name], value, f"run config {key}")
     algorithm = cls(**options)
-    aggregator = parse_value("aggregator", values.get("aggregator", "weighted"), Aggregator)
+    aggregator = parse_value(Aggregator, values.get("aggregator", "weighted"), "run config aggregator")
     weighting = algorithm.client_weighting if aggregator is Aggregator.WEIGHTED else ClientWeighting.UNIFORM
     if "client-weighting" in values:
-        weighting = parse_value("client-weighting", values["client-weighting"], ClientWeighting)
+        weighting = parse_value(ClientWeighting, values["client-weighting"], "run config client-weighting")
     others = {name.replace("-", "_"): values[name] for name in ("density", "max-malicious-fraction") if name in values}
     return replace(algorithm, client_weighting=weighting, aggregator=aggregator, **others)
-
-
-def parse_value(name: str, value: Any, type_hint: Any) -> Any:
-    """Convert a value of the run config to the type of its setting, or raise ValueError."""
-    for option in get_args(type_hint) if get_origin(type_hint) in (Union, UnionType) else (type_hint,):
-        if get_origin(option) is Literal and value in get_args(option):
-            return value
-        if isinstance(option, type) and issubclass(option, Enum) and value in [member.value for member in option]:
-            return option(value)
-        if option is float and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-        if isinstance(option, type) and type(value) is option:
-            return value
-    raise ValueError(f"run config {name} takes {type_name(type_hint)}; got {value!r}")
-
-
-def type_name(type_hint: Any) -> str:
-    """Describe a type for an error message."""
-    if get_origin(type_hint) in (Union, UnionType):
-        return " or ".join(type_name(option) for option in get_args(type_hint))
-    if get_origin(type_hint) is Literal:
-        return " or ".join(map(str, get_args(type_hint)))
-    if isinstance(type_hint, type) and issubclass(type_hint, Enum):
-        return ", ".join(str(member.value) for member in type_hint)
-    return {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}.get(type_hint, str(type_hint))

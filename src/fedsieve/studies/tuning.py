@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 
 from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.core.schedules import DensitySchedule
+from fedsieve.core.settings import parse_value
 from fedsieve.experiments.config import EvaluationSplit, RunConfig
 from fedsieve.experiments.resolve import ResolvedRun, resolve
 from fedsieve.storage import run_directory
@@ -59,7 +60,8 @@ def best_options(rows: Sequence[Row], max_bytes: float = np.inf) -> dict[str, An
 
 def apply_options(algorithm: BaseAlgorithm, options: Mapping[str, Any]) -> BaseAlgorithm:
     """Return the algorithm with options that were stored as plain values."""
-    return replace(algorithm, **{name: DensitySchedule(value) if name == "density_schedule" else value for name, value in options.items()})
+    hints = get_type_hints(type(algorithm))
+    return replace(algorithm, **{name: parse_value(hints[name], value, name) for name, value in options.items()})
 
 
 def build_conditions(
