@@ -247,7 +247,7 @@ class SparseFederatedClassifier(ClassifierMixin, SparseFederated):
     ATTRIBUTES
     """
 
-    __doc__ = cleandoc(__doc__).replace("PARAMETERS", PARAMETERS).replace("ATTRIBUTES", ATTRIBUTES)
+    __doc__ = cleandoc(__doc__ or "").replace("PARAMETERS", PARAMETERS).replace("ATTRIBUTES", ATTRIBUTES)
 
     def fit(self, X: Any, y: Any, groups: Any = None, **others: Any) -> Self:  # noqa: N803
         """Train on examples X with classes or 0/1 labels y; `groups` names the client of each example."""
@@ -316,7 +316,7 @@ class SparseFederatedRegressor(RegressorMixin, SparseFederated):
     ATTRIBUTES
     """
 
-    __doc__ = cleandoc(__doc__).replace("PARAMETERS", PARAMETERS).replace("ATTRIBUTES", ATTRIBUTES)
+    __doc__ = cleandoc(__doc__ or "").replace("PARAMETERS", PARAMETERS).replace("ATTRIBUTES", ATTRIBUTES)
 
     def fit(self, X: Any, y: Any, groups: Any = None, **others: Any) -> Self:  # noqa: N803
         """Train on examples X with targets y; `groups` names the client of each example."""

@@ -29,10 +29,35 @@ FINAL_COOLING = 1000.0
 class HasGates(Protocol):
     """A server state with gates; theta~ is `weights`."""
 
-    weights: Tensor
-    log_alpha: Tensor
-    multiplier: Tensor
-    layout: Layout
+    @property
+    def weights(self) -> Tensor:
+        """theta~."""
+        ...
+
+    @property
+    def log_alpha(self) -> Tensor:
+        """phi."""
+        ...
+
+    @property
+    def multiplier(self) -> Tensor:
+        """lambda."""
+        ...
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the model."""
+        ...
+
+
+@runtime_checkable
+class HasGateDistribution(Protocol):
+    """An algorithm with gates."""
+
+    @property
+    def shape(self) -> HardConcrete:
+        """The distribution of the gates."""
+        ...
 
 
 class GateGradients(NamedTuple):

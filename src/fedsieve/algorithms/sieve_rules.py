@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -182,11 +182,11 @@ class Rules(BaseAlgorithm):
             return wide if spread >= WIDER * self.density and rows >= FILLED * wide * layout.num_gated else self.density
         return 0.0 if self.density <= SPARSEST and spread < EVEN else BY_DENSITY
 
-    def fitted(self, width: float, pace: float = 1.0, *, found: bool = False) -> "Rules":
+    def fitted(self, width: float, pace: float = 1.0, *, found: bool = False) -> Self:
         """The method with what it left open filled in, its gates' steps so much shorter, and no search where the support is found."""
         return self if width < 0 and pace == 1 and not found else _filled(self, width, pace, found)
 
-    def heeding(self, packet: Packet) -> "Rules":
+    def heeding(self, packet: Packet) -> Self:
         """The method as a broadcast asks for it; gates of the support that stand open say that it is found."""
         width, pace = (float(packet.scalars.get(name, usual)) for name, usual in (("width", BY_DENSITY), ("pace", 1.0)))
         return self.fitted(width, pace, found=float(packet.scalars["kept_gate"]) >= OPEN)
@@ -316,7 +316,7 @@ class Rules(BaseAlgorithm):
 
 
 @lru_cache(maxsize=64)
-def _filled(method: Rules, width: float, pace: float, found: bool) -> Rules:
+def _filled(method: Any, width: float, pace: float, found: bool) -> Any:
     """The method as the server wants it: what travels, how long steps of gates are, and whether the search is over."""
     method = replace(_travelling(method, width), gate_rate=pace * method.gate_rate)
     return replace(method, search=OVER) if found else method

@@ -39,6 +39,7 @@ class SparseBatch:
     @cached_property
     def scipy_matrix(self) -> Any:
         """The examples as a matrix of SciPy."""
+        assert self.scipy_class is not None, "only batches cut out of a SciPy matrix have one"
         return self.scipy_class((self.values, self.columns, self.row_starts), shape=(len(self.row_starts) - 1, self.num_features))
 
     def prefers_scipy(self, like: Tensor) -> bool:

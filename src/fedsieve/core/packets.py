@@ -125,10 +125,10 @@ def concatenate(stacks: Sequence[Packet]) -> Packet | None:
     fields = {}
     for name, values in first.fields.items():
         parts = [stack.fields[name] for stack in stacks]
-        scale = None if values.scale is None else torch.cat([part.scale for part in parts])
+        scale = None if values.scale is None else torch.cat([part.scale for part in parts if part.scale is not None])
         fields[name] = QuantizedField(torch.cat([part.codes for part in parts]), scale, values.coding)
     scalars = {name: torch.cat([stack.scalars[name] for stack in stacks]) for name in first.scalars}
-    support = None if first.support is None else torch.cat([stack.support for stack in stacks])
+    support = None if first.support is None else torch.cat([stack.support for stack in stacks if stack.support is not None])
     return Packet(first.size, support, fields, scalars)
 
 

@@ -34,6 +34,10 @@ class CsrMatrix(Protocol):
     data: Any
     shape: tuple[int, ...]
 
+    def __getitem__(self, rows: Any, /) -> "CsrMatrix":
+        """Return some rows."""
+        ...
+
 
 class Clock(NamedTuple):
     """Position in a run, for schedules on the server and on clients."""

@@ -289,10 +289,9 @@ def parse_reply(reply: Message) -> tuple[int, int]:
 def parse_shape(reply: Message) -> tuple[int, ...]:
     """Return the shape of one example of a node."""
     record = reply.content.config_records["reply"].get("row")
-    shape = tuple(length for length in record if is_count(length) and length > 0) if isinstance(record, list) else None
-    if shape is None or len(shape) != len(record):
+    if not isinstance(record, list) or not all(is_count(length) and length > 0 for length in record):
         raise wire.PacketError("its reply lacks the shape of its examples")
-    return shape
+    return tuple(record)
 
 
 def parse_clock(message: Message) -> Clock:

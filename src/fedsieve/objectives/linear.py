@@ -173,7 +173,9 @@ class Linear:
 
     def smoothness(self, examples: Batch, batch_size: int, num_iterations: int = 8) -> Float[Tensor, ""]:
         """Expected smoothness of a mini-batch (Gower 2019): between L of all examples (power iteration) and of the worst one."""
-        x = torch.cat((examples.x, torch.ones_like(examples.x[:, :1])), dim=1) if self.intercept else examples.x
+        x = examples.x
+        assert isinstance(x, Tensor), "smoothness is computed on dense examples"
+        x = torch.cat((x, torch.ones_like(x[:, :1])), dim=1) if self.intercept else x
         n = len(x)
         curvature = MAX_CURVATURE[self.loss] / (self.num_outputs if self.loss is Loss.MULTILABEL else 1)
         direction = x.sum(0) + x[0]

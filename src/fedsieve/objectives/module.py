@@ -7,6 +7,7 @@ from enum import StrEnum
 from fnmatch import fnmatch
 from functools import cached_property
 from math import inf, prod
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -146,11 +147,11 @@ class Module:
         return {name: part.view(*theta.shape[:-1], *shape) for part, (name, (_, shape)) in zip(parts, self.slices.items(), strict=True)}
 
     @cached_property
-    def parameter_slots(self) -> list[tuple[dict[str, Tensor | None], str, str]]:
+    def parameter_slots(self) -> list[tuple[dict[str, Any], str, str]]:
         """The dictionary, key and name of each parameter in the module; a tied parameter has several."""
         names = {part: name for name, part in self.module.named_parameters()}
-        held = [(part._parameters, key, names.get(value)) for part in self.module.modules() for key, value in part._parameters.items()]
-        return [(home, key, name) for home, key, name in held if name in self.slices]
+        slots = [(part._parameters, key, value) for part in self.module.modules() for key, value in part._parameters.items()]
+        return [(home, key, names[value]) for home, key, value in slots if value is not None and names.get(value) in self.slices]
 
     def _outputs(self, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
         """The module's outputs at other parameters, set for the call. `functional_call` would add a tenth to a small step."""
@@ -168,14 +169,16 @@ class Module:
 
     def gradient(self, theta: Float[Tensor, "k p"], batch: Batch) -> tuple[Float[Tensor, " k"], Float[Tensor, "k p"]]:
         """Mean loss and gradient of each client of the stack, by vmap if possible, else client by client."""
+        x = batch.x
+        assert isinstance(x, Tensor), "a module needs its examples as one tensor"
         if len(theta) > 1 and not any(isinstance(part, NOT_VMAPPABLE) for part in self.module.modules()):
             try:
-                gradients, losses = vmap(grad_and_value(self._loss_value), randomness="error")(self.unflatten(theta), batch.x, batch.y)
+                gradients, losses = vmap(grad_and_value(self._loss_value), randomness="error")(self.unflatten(theta), x, batch.y)
                 return losses, torch.cat([gradients[name].flatten(1) for name in self.slices], dim=-1)
             except RuntimeError:
                 pass  # random numbers in a forward pass, or an operation that vmap does not support
         pairs = [
-            self._gradient_of_client(theta[k], batch.x[k], batch.y[k], None if batch.module_seeds is None else batch.module_seeds[k])
+            self._gradient_of_client(theta[k], x[k], batch.y[k], None if batch.module_seeds is None else batch.module_seeds[k])
             for k in range(len(theta))
         ]
         return torch.stack([loss for loss, _ in pairs]), torch.stack([gradient for _, gradient in pairs])

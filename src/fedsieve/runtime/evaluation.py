@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsieve.algorithms.base import BaseAlgorithm
-from fedsieve.algorithms.gated import HasGates
+from fedsieve.algorithms.gated import HasGateDistribution, HasGates
 from fedsieve.core.gates import active_probability
 from fedsieve.core.optimizers import StepRule
 from fedsieve.core.types import Traffic
@@ -108,7 +108,7 @@ def raise_if_diverged(algorithm: BaseAlgorithm, result: RoundResult, parameters:
 
 def compute_gate_histogram(algorithm: BaseAlgorithm, server: Any) -> np.ndarray | None:
     """Return the histogram of P(z != 0) in 20 bins, or None for an algorithm without gates."""
-    if not isinstance(server, HasGates):
+    if not isinstance(algorithm, HasGateDistribution) or not isinstance(server, HasGates):
         return None
     probability = active_probability(algorithm.shape, server.log_alpha[: server.layout.num_gated]).numpy(force=True)
     return np.histogram(probability, bins=20, range=(0, 1))[0]
