@@ -168,7 +168,7 @@ def test_how_a_multiplier_weighs_on_gates_is_refused_where_none_does(dual):
 
 
 def test_a_natural_rate_that_cannot_converge_is_refused():
-    with pytest.raises(ValueError, match="must be below 2 for algorithm.dual-update mirror, or its steps diverge; got 2"):
+    with pytest.raises(ValueError, match=r"must be below 2 for algorithm.dual-update mirror, or its steps diverge; got 2"):
         Flops(dual_update=DualUpdate.MIRROR, dual_rate=2.0)
 
 

@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any
 
 from fedsieve.algorithms import algorithm_class
-from fedsieve.algorithms.defaults import batches_per_round
+from fedsieve.algorithms.defaults import batches_per_round, select_supported
 from fedsieve.algorithms.flops_pa import GateNoise
 from fedsieve.core.aggregation import ClientWeighting
 from fedsieve.core.optimizers import StepRule
