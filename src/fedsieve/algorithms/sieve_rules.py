@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -182,11 +182,11 @@ class Rules(BaseAlgorithm):
             return wide if spread >= WIDER * self.density and rows >= FILLED * wide * layout.num_gated else self.density
         return 0.0 if self.density <= SPARSEST and spread < EVEN else BY_DENSITY
 
-    def fitted(self, width: float, pace: float = 1.0, *, found: bool = False) -> Self:
+    def fitted(self, width: float, pace: float = 1.0, *, found: bool = False) -> Any:
         """The method with what it left open filled in, its gates' steps so much shorter, and no search where the support is found."""
         return self if width < 0 and pace == 1 and not found else _filled(self, width, pace, found)
 
-    def heeding(self, packet: Packet) -> Self:
+    def heeding(self, packet: Packet) -> Any:
         """The method as a broadcast asks for it; gates of the support that stand open say that it is found."""
         width, pace = (float(packet.scalars.get(name, usual)) for name, usual in (("width", BY_DENSITY), ("pace", 1.0)))
         return self.fitted(width, pace, found=float(packet.scalars["kept_gate"]) >= OPEN)
