@@ -1,4 +1,4 @@
-"""How numbers and progress look, everywhere the same."""
+"""Format numbers, and show progress."""
 
 import sys
 from types import TracebackType
@@ -9,17 +9,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 def format_number(value: float) -> str:
-    """Four decimals."""
+    """A number with four decimals."""
     return f"{value:.4f}"
 
 
 def format_seconds(value: float) -> str:
-    """Two significant digits, without an exponent."""
+    """Seconds with one decimal below 10, else none."""
     return f"{value:.1f}" if value < 10 else f"{value:.0f}"
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Bytes in decimal units."""
+    """A number of bytes in decimal units."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= scale:
             return f"{num_bytes / scale:.3g} {unit}"
@@ -27,7 +27,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 class ProgressBar:
-    """Progress over rounds or runs on standard error, with the time left: a bar on a terminal, ten plain lines elsewhere, or quiet."""
+    """Progress and remaining time on standard error: a bar on a terminal, otherwise ten lines; nothing if `quiet`."""
 
     def __init__(self, total: int, title: str, unit: str, *, quiet: bool, num_done: int = 0) -> None:
         self.total, self.title, self.unit, self.num_done = total, title, unit, num_done
@@ -55,7 +55,7 @@ class ProgressBar:
         sys.stderr.flush()
 
     def advance(self, status: str) -> None:
-        """One more is done."""
+        """Count one more round or run as done."""
         self.num_done += 1
         if self.bar:
             self.bar.update(self.task, advance=1, status=status)

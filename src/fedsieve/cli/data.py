@@ -1,7 +1,7 @@
-"""`fedsieve data`: what there is, how it falls on clients, where to get it, whether it is whole. Only `show` imports torch."""
+"""The command `fedsieve data`: list, show, fetch and check the data sets. Only `show` imports torch."""
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from cyclopts import App
 from rich.console import Console
@@ -13,6 +13,9 @@ from fedsieve.data.federated_dataset import label_counts
 from fedsieve.data.mnist import EMNIST_FILES, MNIST_FILES
 from fedsieve.data.rcv1 import TRAIN_TEST_FILES
 
+if TYPE_CHECKING:
+    import numpy as np
+
 DATASET_FILES: dict[str, tuple[DataFile, ...]] = {
     "digits": (),
     "mnist": MNIST_FILES,
@@ -21,47 +24,47 @@ DATASET_FILES: dict[str, tuple[DataFile, ...]] = {
     "rcv1": TRAIN_TEST_FILES[0],
 }
 ALTERNATIVE_FILES = {"emnist": EMNIST_FILES[2:], "rcv1": TRAIN_TEST_FILES[1]}
-"""Files that serve where the whole set is not there."""
+"""Files that are used if the complete data set is missing."""
 GENERATED_TASKS = ("lr", "lg", "mc")
 RealTask = Literal["digits", "mnist", "mnist-cnn", "emnist", "rcv1"]
 AnyTask = Literal["lr", "lg", "mc", "digits", "mnist", "mnist-cnn", "emnist", "rcv1"]
 
 
 def data_app() -> App:
-    """The four commands."""
-    app = App(name="data", help="What data there is, how it falls on clients, where to get it.", result_action="return_value")
+    """The app with the four commands."""
+    app = App(name="data", help="List, show, fetch and check the data sets.", result_action="return_value")
     for command in (list_, show, fetch_, check):
         app.command(command, name=command.__name__.strip("_"))
     return app
 
 
 def availability(task: str, folder: Path | None) -> str:
-    """Whether a task's files are there."""
+    """Whether the files of a task are present, as text."""
     if not DATASET_FILES[task]:
-        return "shipped with scikit-learn"
+        return "part of scikit-learn"
     if _has_all_files(DATASET_FILES[task], folder):
         return "found"
     if task in ALTERNATIVE_FILES and _has_all_files(ALTERNATIVE_FILES[task], folder):
-        return "found in part: EMNIST's test file" if task == "emnist" else "found: a sample of it"
+        return "found in part: the test files" if task == "emnist" else "found in part: a sample"
     return f"missing; fedsieve data fetch {task}"
 
 
 def _has_all_files(files: tuple[DataFile, ...], folder: Path | None) -> bool:
     try:
-        return all(find_file(folder, known) for known in files)
+        return all(find_file(folder, data_file) for data_file in files)
     except DataError:
         return False
 
 
 def list_(*, path: Path | None = None) -> int:
-    """The tasks, and whether their files are there.
+    """List the tasks and whether their files are present.
 
     Parameters
     ----------
     path
-        folder to look in (default: FEDSIEVE_DATA, else a cache folder in your home)
+        folder of the files (default: FEDSIEVE_DATA, or ~/.cache/fedsieve if it is not set)
     """
-    table = Table("task", "data", title=f"looked for in {path or default_folder()}", title_justify="left")
+    table = Table("task", "data", title=f"data folder {path or default_folder()}", title_justify="left")
     for task in GENERATED_TASKS:
         table.add_row(task, "generated")
     for task in DATASET_FILES:
@@ -71,76 +74,76 @@ def list_(*, path: Path | None = None) -> int:
 
 
 def fetch_(task: RealTask, *, path: Path | None = None) -> int:
-    """Fetch a task's original files from their public homes, with checksums.
+    """Download the files of a task and verify their checksums.
 
     Parameters
     ----------
     task
-        whose files
+        the task
     path
-        folder to put them into (default: FEDSIEVE_DATA, else a cache folder in your home)
+        folder to write to (default: FEDSIEVE_DATA, or ~/.cache/fedsieve if it is not set)
     """
     folder = path or default_folder()
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    for known in DATASET_FILES[task]:
-        if _has_all_files((known,), folder):
-            print(f"{known.name}: already there")
+    for data_file in DATASET_FILES[task]:
+        if _has_all_files((data_file,), folder):
+            print(f"{data_file.name}: already present")
             continue
         with Progress(*columns, console=Console(stderr=True)) as bar:
-            job = bar.add_task(known.name, total=None)
-            place = fetch(known, folder, lambda done, total, job=job, bar=bar: bar.update(job, completed=done, total=total or None))
-        print(f"{known.name}: {place}")
+            job = bar.add_task(data_file.name, total=None)
+            target = fetch(data_file, folder, lambda done, total, job=job, bar=bar: bar.update(job, completed=done, total=total or None))
+        print(f"{data_file.name}: {target}")
     if not DATASET_FILES[task]:
-        print(f"{task} is shipped with scikit-learn; there is nothing to fetch")
+        print(f"{task} is part of scikit-learn; there is nothing to download")
     return 0
 
 
 def check(folder: Path) -> int:
-    """Read every known file in a folder, compare checksums; exit 1 if one is damaged.
+    """Verify the checksums of all data files in a folder. The exit code is 1 if a file is damaged.
 
     Parameters
     ----------
     folder
-        where the files are
+        folder of the files
     """
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder")
     table = Table("file", "state", title=str(folder), title_justify="left")
-    bad = found = 0
-    for known in dict.fromkeys((*MNIST_FILES, *EMNIST_FILES, *TRAIN_TEST_FILES[0], *TRAIN_TEST_FILES[1])):
+    num_files = num_damaged = 0
+    for data_file in dict.fromkeys((*MNIST_FILES, *EMNIST_FILES, *TRAIN_TEST_FILES[0], *TRAIN_TEST_FILES[1])):
         try:
-            path = find_file(folder, known)
+            path = find_file(folder, data_file)
         except DataError:
             continue
-        found += 1
-        good = checksum_ok(path, known) if known.sha256 else None
-        bad += good is False
-        table.add_row(path.name, {True: "checksum matches", False: "DAMAGED or another file", None: "no known checksum"}[good])
-    if not found:
-        raise DataError(f"{folder} holds none of the known files; `fedsieve data list` says what is looked for")
+        num_files += 1
+        is_valid = checksum_ok(path, data_file) if data_file.sha256 else None
+        num_damaged += is_valid is False
+        table.add_row(path.name, {True: "checksum matches", False: "DAMAGED or another file", None: "no known checksum"}[is_valid])
+    if not num_files:
+        raise DataError(f"{folder} has none of the known data files; `fedsieve data list` shows the data sets")
     Console(highlight=False).print(table)
-    return 1 if bad else 0
+    return 1 if num_damaged else 0
 
 
 def show(
     task: AnyTask, *, path: Path | None = None, clients: int | None = None, alpha: float = 0.5, seed: int = 0, out: Path | None = None
 ) -> int:
-    """Draw how a task's rows and labels fall on clients: a table, and a picture.
+    """Show how the examples and labels of a task are distributed over clients, as a table and a picture.
 
     Parameters
     ----------
     task
-        which task
+        the task
     path
-        folder with the files (default: FEDSIEVE_DATA, else a cache folder in your home)
+        folder of the files (default: FEDSIEVE_DATA, or ~/.cache/fedsieve if it is not set)
     clients
-        how many clients (default: the task's)
+        number of clients (default: depends on the task)
     alpha
         Dirichlet parameter of a skewed partition
     seed
-        decides who holds which row
+        seed of the partition and of generated data
     out
-        the picture (default: TASK-clients.png)
+        file of the picture (default: TASK-clients.png)
     """
     from fedsieve.experiments.config import FederationConfig, RunConfig
     from fedsieve.experiments.resolve import resolve
@@ -150,29 +153,33 @@ def show(
     options = TASKS[task].data_options
     data = options(path=path) if path is not None and task not in GENERATED_TASKS else options()
     run = resolve(RunConfig(task=task, seed=seed, data=data, federation=FederationConfig(clients=clients, alpha=alpha)))
-    drawn = Simulation(run).dataset
-    counts = label_counts(drawn.y, drawn.counts)
-    table = Table(title=f"{task}: {len(drawn.y)} rows on {len(drawn.counts)} clients ({run.federation.partition})", title_justify="left")
-    for column in ("rows per client", "least", "median", "most", "empty clients", "labels per client (median)"):
+    dataset = Simulation(run).dataset
+    counts = label_counts(dataset.y, dataset.counts)
+    table = Table(
+        title=f"{task}: {len(dataset.y)} examples on {len(dataset.counts)} clients ({run.federation.partition})", title_justify="left"
+    )
+    for column in ("examples per client", "minimum", "median", "maximum", "empty clients", "labels per client (median)"):
         table.add_column(column, justify="right")
-    held = sorted(drawn.counts)
-    kinds = "" if counts is None else str(int(sorted((counts > 0).sum(1))[len(counts) // 2]))
-    mean = f"{len(drawn.y) / len(drawn.counts):.0f}"
-    table.add_row(mean, str(held[0]), str(held[len(held) // 2]), str(held[-1]), str(int((drawn.counts == 0).sum())), kinds)
-    place = out or Path(f"{task}-clients.png")
+    sizes = sorted(dataset.counts)
+    labels_per_client = "" if counts is None else str(int(sorted((counts > 0).sum(1))[len(counts) // 2]))
+    mean = f"{len(dataset.y) / len(dataset.counts):.0f}"
+    table.add_row(
+        mean, str(sizes[0]), str(sizes[len(sizes) // 2]), str(sizes[-1]), str(int((dataset.counts == 0).sum())), labels_per_client
+    )
+    picture = out or Path(f"{task}-clients.png")
     try:
-        draw_partition(task, drawn.counts, counts, place)
-    except OSError as problem:
-        raise DataError(f"--out {place} cannot be written: {problem.strerror}") from None
+        draw_partition(task, dataset.counts, counts, picture)
+    except OSError as error:
+        raise DataError(f"--out {picture} cannot be written: {error.strerror}; choose another file") from None
     Console(highlight=False).print(table)
-    if drawn.note:
-        print(drawn.note)
-    print(f"picture in {place}")
+    if dataset.note:
+        print(dataset.note)
+    print(f"picture in {picture}")
     return 0
 
 
-def draw_partition(task: str, num_examples, labels_per_client, path: Path) -> None:  # noqa: ANN001
-    """Rows per client, and below them the share of each label."""
+def draw_partition(task: str, num_examples: "np.ndarray", labels_per_client: "np.ndarray | None", path: Path) -> None:
+    """Draw the number of examples per client and the fraction of each label."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -188,12 +195,12 @@ def draw_partition(task: str, num_examples, labels_per_client, path: Path) -> No
         layout="constrained",
     )
     axes[0, 0].bar(range(len(num_examples)), num_examples[order], width=1.0, color="#0072B2")
-    axes[0, 0].set(ylabel="rows", title=f"{task}: rows on each client")
+    axes[0, 0].set(ylabel="examples", title=f"{task}: examples per client")
     if labels_per_client is not None:
-        share = labels_per_client[order] / labels_per_client[order].sum(1, keepdims=True).clip(1)
-        image = axes[1, 0].imshow(share.T, aspect="auto", cmap="cividis", interpolation="nearest", vmin=0)
-        axes[1, 0].set(ylabel="label", title="share of each label in a client's rows")
-        figure.colorbar(image, ax=axes[1, 0], label="share")
+        fraction = labels_per_client[order] / labels_per_client[order].sum(1, keepdims=True).clip(1)
+        image = axes[1, 0].imshow(fraction.T, aspect="auto", cmap="cividis", interpolation="nearest", vmin=0)
+        axes[1, 0].set(ylabel="label", title="fraction of each label in a client's examples")
+        figure.colorbar(image, ax=axes[1, 0], label="fraction")
     axes[-1, 0].set_xlabel("client, largest first")
     figure.savefig(path, dpi=130)
     plt.close(figure)

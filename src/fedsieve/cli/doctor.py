@@ -1,4 +1,4 @@
-"""`fedsieve doctor`: what is here and what is missing, with the command that brings it."""
+"""The command `fedsieve doctor`: what is installed, what is missing, and the command that installs it."""
 
 import json as json_text
 import os
@@ -19,7 +19,7 @@ from fedsieve.data.downloads import default_folder
 
 REQUIRED_PACKAGES = ("numpy", "scipy", "scikit-learn", "safetensors", "jaxtyping", "cyclopts", "rich", "matplotlib")
 OPTIONAL_PACKAGES = {
-    "numba": ("fast", "faster runs of models with a thousand weights or more"),
+    "numba": ("fast", "faster training of models with 1,000 or more weights"),
     "onnx": ("onnx", "export --format onnx"),
     "onnxruntime": ("onnx", "export --verify, predict"),
     "onnxscript": ("onnx", "export of modules"),
@@ -33,7 +33,7 @@ GOOD, MISSING, WRONG = "ok", "-", "WRONG"
 
 
 class Finding(NamedTuple):
-    """One line."""
+    """One line of the output."""
 
     group: str
     name: str
@@ -42,23 +42,23 @@ class Finding(NamedTuple):
 
 
 def doctor(*, json: Switch = False) -> int:
-    """What is here: versions, threads, data, browser, optional packages. Exit code 1 if something needed is missing.
+    """Check versions, threads, data, browser and optional packages. The exit code is 1 if a required one is missing.
 
     Parameters
     ----------
     json
-        all findings as one JSON list
+        print all findings as one JSON list
     """
-    found = [*check_machine(), *check_packages(), *check_data(), check_browser(), check_writable()]
+    findings = [*check_machine(), *check_packages(), *check_data(), check_browser(), check_writable()]
     if json:
-        print(json_text.dumps([finding._asdict() for finding in found]))
+        print(json_text.dumps([finding._asdict() for finding in findings]))
     else:
-        print_findings(found)
-    return 1 if any(finding.state == WRONG for finding in found) else 0
+        print_findings(findings)
+    return 1 if any(finding.state == WRONG for finding in findings) else 0
 
 
 def check_machine() -> list[Finding]:
-    """This package, Python, the processor."""
+    """Check this package, Python, the processor and torch."""
     threads = os.environ.get("OMP_NUM_THREADS")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return [
@@ -72,7 +72,7 @@ def check_machine() -> list[Finding]:
 
 
 def check_torch() -> Finding:
-    """Whether torch can add."""
+    """Check that torch computes, and list its devices."""
     try:
         import torch
 
@@ -80,49 +80,50 @@ def check_torch() -> Finding:
         devices = ", ".join(
             ["cpu", *(["cuda"] if torch.cuda.is_available() else []), *(["mps"] if torch.backends.mps.is_available() else [])]
         )
-    except Exception as problem:  # whatever is wrong with it is what the user came to learn
-        return Finding("machine", "torch", WRONG, f"{type(problem).__name__}: {problem}; pip install torch")
+    except Exception as error:  # a broken installation may raise anything
+        return Finding("machine", "torch", WRONG, f"{type(error).__name__}: {error}; pip install torch")
     return Finding("machine", "torch", GOOD, f"{torch.__version__}; devices: {devices}")
 
 
 def check_packages() -> list[Finding]:
-    """The needed ones, then the optional ones."""
-    lines = []
+    """Check the required and the optional packages."""
+    findings = []
     for name in (*REQUIRED_PACKAGES, *OPTIONAL_PACKAGES):
         try:
-            lines.append(Finding("packages", name, GOOD, version(name)))
+            findings.append(Finding("packages", name, GOOD, version(name)))
         except PackageNotFoundError:
             if name in REQUIRED_PACKAGES:
-                lines.append(Finding("packages", name, WRONG, f"missing; pip install {name}"))
+                findings.append(Finding("packages", name, WRONG, f"missing; pip install {name}"))
             else:
-                extra, what = OPTIONAL_PACKAGES[name]
-                lines.append(Finding("packages", name, MISSING, f"for {what}: pip install 'fedsieve[{extra}]'"))
-    return lines
+                extra, purpose = OPTIONAL_PACKAGES[name]
+                findings.append(Finding("packages", name, MISSING, f"for {purpose}: pip install 'fedsieve[{extra}]'"))
+    return findings
 
 
 def check_data() -> list[Finding]:
-    """Which data sets are found."""
-    found = {task: availability(task, None) for task in DATASET_FILES}
-    where = Finding("data", "folder", GOOD, f"{default_folder()}; FEDSIEVE_DATA names another")
-    return [where, *(Finding("data", task, MISSING if said.startswith("missing") else GOOD, said) for task, said in found.items())]
+    """Check which data sets are present."""
+    folder = Finding("data", "folder", GOOD, f"{default_folder()}; set FEDSIEVE_DATA to use another")
+    states = {task: availability(task, None) for task in DATASET_FILES}
+    return [folder, *(Finding("data", task, MISSING if text.startswith("missing") else GOOD, text) for task, text in states.items())]
 
 
 def check_browser() -> Finding:
-    """Who would show a report."""
+    """Check for a browser to open reports."""
     name = next((name for name in BROWSERS if shutil.which(name)), None)
     if name is None and sys.platform != "win32":
-        return Finding("pages", "browser", MISSING, "none found; reports are files, open them where there is one")
-    return Finding("pages", "browser", GOOD, name or "the system's")
+        return Finding("pages", "browser", MISSING, "none found; copy reports, which are files, to a machine with a browser")
+    return Finding("pages", "browser", GOOD, name or "default of the system")
 
 
 def check_writable() -> Finding:
-    """Whether runs can be left here."""
-    here = os.access(Path.cwd(), os.W_OK)
-    return Finding("pages", "runs/", GOOD if here else WRONG, "can be written here" if here else "cannot be written here; use --out")
+    """Check that runs can be written to the current folder."""
+    is_writable = os.access(Path.cwd(), os.W_OK)
+    detail = "can be written here" if is_writable else "cannot be written here; use --out"
+    return Finding("pages", "runs/", GOOD if is_writable else WRONG, detail)
 
 
 def print_findings(findings: list[Finding]) -> None:
-    """Findings for people, grouped."""
+    """Print the findings as a table, grouped."""
     table = Table(show_header=False, title="fedsieve doctor", title_justify="left")
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)

@@ -1,4 +1,4 @@
-"""What `fedsieve export`, `fedsieve predict` and `fedsieve inspect` do. torch is imported only where a model or a format needs it."""
+"""The commands `fedsieve export`, `predict` and `inspect`. torch is imported only if a model or a format needs it."""
 
 import json as json_text
 import sys
@@ -16,83 +16,84 @@ from fedsieve.models import predict as prediction
 from fedsieve.models import sparse_model
 from fedsieve.models.sparse_model import ModelError, SparseModel
 from fedsieve.objectives.losses import Loss
-from fedsieve.report.html.elements import TableData as Data
+from fedsieve.report.html.elements import TableData
 from fedsieve.report.html.supports import layer_table, strongest_features, strongest_weights
 from fedsieve.storage import run_directory
+from fedsieve.storage.atomic import atomic_write
 
 if TYPE_CHECKING:
-    from fedsieve.models.export import Examples, VerificationResult
+    from fedsieve.models.export import Examples, Format, VerificationResult
 
 FormatName = Literal["safetensors", "npz", "onnx", "torch"]
 NUM_CHECKED_EXAMPLES = 1000
 DEFAULT_TOP = 10
 LOSS_DESCRIPTION = {
-    Loss.SQUARED: "predicts a number",
-    Loss.LOGISTIC: "tells two classes apart",
-    Loss.SOFTMAX: "tells classes apart",
-    Loss.MULTILABEL: "gives each row any of several labels",
+    Loss.SQUARED: "regression",
+    Loss.LOGISTIC: "two classes",
+    Loss.SOFTMAX: "many classes",
+    Loss.MULTILABEL: "several labels per example",
 }
 
 
 def export(
     run: Path, /, *, format: FormatName = "safetensors", verify: Switch = False, out: Path | None = None, json: Switch = False
 ) -> int:
-    """Write a run's model as a file that other programs read.
+    """Write the model of a run to a file for other programs.
 
     Parameters
     ----------
     run
         a run folder, or a model file (.safetensors, .npz)
     format
-        safetensors: indices and values; npz: a scipy.sparse matrix; onnx: sparse initialisers; torch: a state_dict with exact zeros
+        safetensors: indices and values; npz: a scipy.sparse matrix; onnx: a graph with sparse initializers; torch: a state_dict with exact zeros
     verify
-        load the file in its own runtime (scipy, torch, onnxruntime) and compare its predictions with the run's on test rows
+        load the file with scipy, torch or onnxruntime and compare its predictions with those of the run on test examples
     out
-        the file (default: model.ENDING in the run folder, or beside the model file)
+        output file (default: model.SUFFIX in the folder of the model)
     json
-        the result as one JSON object on the last line
+        print the result as one JSON object on the last line
     """
     from fedsieve.models import export as exports
 
-    chosen = exports.Format(format)
-    given = sparse_model.read_model(run)
-    place = out or sparse_model.find_model_file(run).with_suffix(exports.SUFFIXES[chosen])
-    if place.is_dir():
-        raise ModelError(f"--out {place} is a folder; name a file")
-    content = exports.export(given, chosen)
+    file_format = exports.Format(format)
+    model = sparse_model.read_model(run)
+    path = out or sparse_model.find_model_file(run).with_suffix(exports.SUFFIXES[file_format])
+    if path.is_dir():
+        raise ModelError(f"--out {path} is a folder; name a file")
+    content = exports.export(model, file_format)
     try:
-        run_directory.atomic_write(place, content)
-    except OSError as problem:
-        raise ModelError(f"cannot write {place}: {problem.strerror}; choose another file with --out") from None
-    found = verify_export(run, given, place, format) if verify else None
+        atomic_write(path, content)
+    except OSError as error:
+        raise ModelError(f"cannot write {path}: {error.strerror}; choose another file with --out") from None
+    verification, examples = verify_export(run, model, path, file_format) if verify else (None, "")
     if json:
-        told = {"file": str(place), "format": format, "bytes": len(content), "verified": None if found is None else found[0]._asdict()}
-        print(json_text.dumps(told))
+        verified = None if verification is None else verification._asdict()
+        print(json_text.dumps({"file": str(path), "format": format, "bytes": len(content), "verified": verified}))
         return 0
-    print(f"{place}: {format_bytes(len(content))}, {given.num_nonzero} of {given.size - given.num_ungated} weights")
-    if found is not None:
-        same, rows = found
+    print(f"{path}: {format_bytes(len(content))}, {model.num_nonzero} of {model.size - model.num_ungated} weights")
+    if verification is not None:
         print(
-            f"verified in {same.runtime}: {same.num_examples} {rows}, largest difference {same.max_difference:.1g} in outputs up to {same.max_output:.3g}"
+            f"verified in {verification.runtime}: {verification.num_examples} {examples}, "
+            f"largest difference {verification.max_difference:.1g} in outputs up to {verification.max_output:.3g}"
         )
     return 0
 
 
-def verify_export(run: Path, model: SparseModel, path: Path, format: FormatName) -> "tuple[VerificationResult, str]":
-    """The file's predictions held against the run's own on its test rows; on made-up rows where these are not here."""
+def verify_export(run: Path, model: SparseModel, path: Path, format: "Format") -> "tuple[VerificationResult, str]":
+    """Compare the predictions of a file and of the run on its test examples, or on random examples if it has none."""
     from fedsieve.models import export as exports
 
     if (run / run_directory.CONFIG).is_file() and "task" in tomllib.loads((run / run_directory.CONFIG).read_text()):
         x, expected = test_predictions(run, model)
-        rows = "test rows"
+        description = "test examples"
     else:
         x = np.random.default_rng(0).standard_normal((NUM_CHECKED_EXAMPLES, *model.metadata.input_shape)).astype(np.float32)
-        expected, rows = exports.predict(model, x), "made-up rows"
-    return exports.verify(path, exports.Format(format), model, x, expected), rows
+        expected, description = exports.predict(model, x), "random examples"
+    return exports.verify(path, format, model, x, expected), description
 
 
 def test_predictions(folder: Path, model: SparseModel) -> "tuple[Examples, np.ndarray]":
-    """Some test rows of a run, and what its own objective says of them."""
+    """Test examples of a run, and their predictions by the objective of the run."""
     import torch
 
     from fedsieve.experiments.config_io import load_run
@@ -100,84 +101,81 @@ def test_predictions(folder: Path, model: SparseModel) -> "tuple[Examples, np.nd
 
     run = load_run(folder)
     x = Simulation(run).dataset.test_x[:NUM_CHECKED_EXAMPLES].astype(np.float32)
-    rows = torch.from_numpy(x) if isinstance(x, np.ndarray) else x
-    return x, run.objective.predict(torch.from_numpy(model.to_dense()), rows).numpy()
+    examples = torch.from_numpy(x) if isinstance(x, np.ndarray) else x
+    return x, run.objective.predict(torch.from_numpy(model.to_dense()), examples).numpy()
 
 
 def predict(model: Path, data: Path, /, *, target: str | None = None, probabilities: Switch = False, out: Path | None = None) -> int:
-    """Predict every row of a file; comma-separated values with a header, to the terminal or a file.
+    """Predict the examples of a file and write the predictions as .csv.
 
     Parameters
     ----------
     model
         a run folder, or a model file (.safetensors, .npz, .onnx)
     data
-        rows: .csv (columns are found by name), .npz (array x), .svm
+        examples: .csv (columns by name), .npz (array x), .svm
     target
-        column or array with the truth; the score is said on standard error
+        column or array with the true targets; the score is printed on standard error
     probabilities
-        one column a class with its probability, beside the prediction
+        add a column with the probability of each class
     out
-        the file to write (default: standard output)
+        output file (default: standard output)
     """
-    card, outputs, rows = prediction.predict_file(model, data, target)
-    if rows.ignored_columns:
-        print(f"note: not read: {', '.join(rows.ignored_columns[:8])}{' ...' if len(rows.ignored_columns) > 8 else ''}", file=sys.stderr)
+    metadata, outputs, examples = prediction.predict_file(model, data, target)
+    if ignored := examples.ignored_columns:
+        print(f"note: ignored: {', '.join(ignored[:8])}{' ...' if len(ignored) > 8 else ''}", file=sys.stderr)
     if out is None:
-        prediction.write_predictions(sys.stdout, card, outputs, probabilities=probabilities)
+        prediction.write_predictions(sys.stdout, metadata, outputs, probabilities=probabilities)
     else:
         try:
             with out.open("w", newline="") as file:
-                prediction.write_predictions(file, card, outputs, probabilities=probabilities)
-        except OSError as problem:
-            raise ModelError(f"cannot write {out}: {problem.strerror}; choose another file with --out") from None
+                prediction.write_predictions(file, metadata, outputs, probabilities=probabilities)
+        except OSError as error:
+            raise ModelError(f"cannot write {out}: {error.strerror}; choose another file with --out") from None
         print(f"{len(outputs)} predictions in {out}", file=sys.stderr)
-    if rows.y is not None:
-        scores = prediction.score_predictions(card, outputs, rows.y)
-        print(", ".join(f"{name} {format_number(value)}" for name, value in scores.items()) + f" on {len(outputs)} rows", file=sys.stderr)
+    if examples.y is not None:
+        scores = prediction.score_predictions(metadata, outputs, examples.y)
+        text = ", ".join(f"{name} {format_number(value)}" for name, value in scores.items())
+        print(f"{text} on {len(outputs)} examples", file=sys.stderr)
     return 0
 
 
 def inspect(run: Path, /, *, top: int = DEFAULT_TOP, out: Path | None = None, json: Switch = False) -> int:
-    """What a model kept: density per layer, bytes on disk, its strongest features, and a picture.
+    """Show the density of each layer, the size on disk and the strongest features of a model, and draw it.
 
     Parameters
     ----------
     run
         a run folder, or a model file (.safetensors, .npz)
     top
-        how many features or weights to list
+        number of features or weights to list
     out
-        the picture (default: model.png in the run folder, or beside the model file)
+        file of the picture (default: model.png in the folder of the model)
     json
-        everything as one JSON object on the last line, and no picture unless --out is given
+        print everything as one JSON object on the last line; draw a picture only if --out is set
     """
-    path, given = sparse_model.find_model_file(run), sparse_model.read_model(run)
+    path, model = sparse_model.find_model_file(run), sparse_model.read_model(run)
     if top < 1:
         raise ModelError(f"--top must be at least 1; got {top}")
-    layers = layer_table({"layers": given.layers}, given.indices, given.values)
-    if given.metadata.factory is None:
-        strong = strongest_features(given, top)
+    layers = layer_table({"layers": model.layers}, model.indices, model.values)
+    if model.metadata.factory is None:
+        strongest = strongest_features(model, top)
     else:
-        strong = strongest_weights({"layers": given.layers}, given.indices, given.values, top)
-    place = out or (None if json else path.with_suffix(".png"))
-    if place is not None:
-        draw(given, place)
+        strongest = strongest_weights({"layers": model.layers}, model.indices, model.values, top)
+    picture = out or (None if json else path.with_suffix(".png"))
+    if picture is not None:
+        draw(model, picture)
     if json:
-        print(
-            json_text.dumps(
-                model_facts(path, given)
-                | {"layers": table_records(layers), "strongest": table_records(strong), "picture": place and str(place)}
-            )
-        )
+        tables = {"layers": table_records(layers), "strongest": table_records(strongest)}
+        print(json_text.dumps(model_facts(path, model) | tables | {"picture": picture and str(picture)}))
         return 0
-    print_model(path, given, layers, strong)
-    print(f"picture in {place}")
+    print_model(path, model, layers, strongest)
+    print(f"picture in {picture}")
     return 0
 
 
 def model_facts(path: Path, model: SparseModel) -> dict[str, Any]:
-    """A model in numbers."""
+    """The properties of a model as JSON values."""
     return {
         "file": str(path),
         "task": model.metadata.task,
@@ -195,39 +193,39 @@ def model_facts(path: Path, model: SparseModel) -> dict[str, Any]:
     }
 
 
-def table_records(data: Data) -> list[dict[str, Any]]:
-    """A report's table as JSON objects."""
+def table_records(data: TableData) -> list[dict[str, Any]]:
+    """The rows of a table as JSON objects."""
     return [dict(zip(data.columns, row, strict=True)) for row in data.rows]
 
 
-def print_model(path: Path, model: SparseModel, layers: Data, strongest: Data) -> None:
-    """Tables for people."""
-    card, told = model.metadata, model_facts(path, model)
+def print_model(path: Path, model: SparseModel, layers: TableData, strongest: TableData) -> None:
+    """Print the model as tables."""
+    metadata, facts = model.metadata, model_facts(path, model)
     console = Console(highlight=False)
-    table = Table(title=f"{card.algorithm} on {card.task}", show_header=False, title_justify="left")
-    classes = "" if card.classes is None else f": {', '.join(card.classes[:6])}{' ...' if len(card.classes) > 6 else ''}"
-    table.add_row("model", f"{told['model']}, {LOSS_DESCRIPTION[card.loss]}{classes}")
-    table.add_row("reads rows of", f"{' x '.join(map(str, card.input_shape))} numbers")
-    table.add_row("weights kept", f"{model.num_nonzero} of {told['size']} (density {model.density:.4g})")
+    table = Table(title=f"{metadata.algorithm} on {metadata.task}", show_header=False, title_justify="left")
+    classes = "" if metadata.classes is None else f": {', '.join(metadata.classes[:6])}{' ...' if len(metadata.classes) > 6 else ''}"
+    table.add_row("model", f"{facts['model']}, {LOSS_DESCRIPTION[metadata.loss]}{classes}")
+    table.add_row("shape of an example", " x ".join(map(str, metadata.input_shape)))
+    table.add_row("non-zero weights", f"{model.num_nonzero} of {facts['size']} (density {model.density:.4g})")
     if model.num_ungated:
-        table.add_row("outside the density", f"{model.num_ungated} (intercepts, or parameters without a gate)")
-    table.add_row("file", f"{format_bytes(told['bytes'])}; every weight in four bytes is {format_bytes(told['bytes_dense'])}")
+        table.add_row("without a gate", f"{model.num_ungated} (not counted in the density, such as intercepts)")
+    table.add_row("file", f"{format_bytes(facts['bytes'])}; {format_bytes(facts['bytes_dense'])} with all weights in float32")
     console.print(table)
     for data in (layers, strongest):
         console.print(f"\n{data.caption}")
-        drawn = Table()
+        listing = Table()
         for name, cell in zip(data.columns, data.rows[0], strict=True):
-            drawn.add_column(name, justify="left" if isinstance(cell, str) else "right")
+            listing.add_column(name, justify="left" if isinstance(cell, str) else "right")
         for row in data.rows:
-            drawn.add_row(*(format_number(cell) if isinstance(cell, float) else "" if cell is None else str(cell) for cell in row))
-        console.print(drawn)
+            listing.add_row(*(format_number(cell) if isinstance(cell, float) else "" if cell is None else str(cell) for cell in row))
+        console.print(listing)
 
 
 def draw(model: SparseModel, path: Path) -> None:
-    """The picture, or one line about why not."""
+    """Draw the model; raises ModelError if the file cannot be written."""
     from fedsieve.report.figures.model import draw_model
 
     try:
         draw_model(model, path)
-    except (OSError, ValueError) as problem:
-        raise ModelError(f"--out {path} cannot be written: {problem}; name a .png, .pdf or .svg file") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"--out {path} cannot be written: {error}; name a .png, .pdf or .svg file") from None

@@ -1,1 +1,1 @@
-"""Where rows come from and how they fall on clients."""
+"""Data sets and how their examples are distributed over clients."""

@@ -1,4 +1,4 @@
-"""MNIST and EMNIST from their original IDX files, in any of the layouts people keep them in."""
+"""MNIST and EMNIST from their original IDX files."""
 
 import gzip
 import zlib
@@ -11,32 +11,34 @@ from fedsieve.data.downloads import DataError, DataFile, find_file
 
 IMAGES_MAGIC, LABELS_MAGIC = 2051, 2049
 MAX_EMNIST_TRAIN_EXAMPLES = 100_000
-"""Where only EMNIST's test pair is present, its first rows (the file order is shuffled) are the training rows."""
+"""If only the test files of EMNIST are present, their first examples are used for training (the order in the file is random)."""
 
 
 def read_idx(path: Path) -> UInt8[np.ndarray, "n"] | UInt8[np.ndarray, "n 28 28"]:
-    """An IDX file of bytes, gzipped or not; every length is checked before it is believed."""
+    """The array in an IDX file of bytes, gzipped or not; raises DataError if its length is not the one in the header."""
     try:
         data = path.read_bytes()
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as problem:
-        raise DataError(f"{path} cannot be read: {problem}") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
     header = np.frombuffer(data[:16], ">i4") if len(data) >= 16 else np.zeros(4, ">i4")
     if len(data) >= 8 and int.from_bytes(data[:4], "big") == LABELS_MAGIC:
         count, begin, shape = int.from_bytes(data[4:8], "big"), 8, ()
     elif header[0] == IMAGES_MAGIC and tuple(header[2:4]) == (28, 28):
         count, begin, shape = int(header[1]), 16, (28, 28)
     else:
-        raise DataError(f"{path} is no IDX file of labels or of 28 x 28 images: it begins {data[:4].hex() or 'with nothing'}")
-    wanted = begin + count * int(np.prod(shape, dtype=int))
-    if len(data) != wanted:
-        raise DataError(f"{path} announces {count} items, which take {wanted} bytes, but has {len(data)}: it is cut or damaged")
+        raise DataError(f"{path} is not an IDX file of labels or of 28 x 28 images: its first bytes are {data[:4].hex() or 'missing'}")
+    expected = begin + count * int(np.prod(shape, dtype=int))
+    if len(data) != expected:
+        raise DataError(
+            f"{path} should have {count} items in {expected} bytes, but has {len(data)} bytes: it is truncated or damaged; download it again"
+        )
     return np.frombuffer(data, np.uint8, offset=begin).reshape(count, *shape)
 
 
 def read_pair(images: Path, labels: Path, num_classes: int) -> tuple[UInt8[np.ndarray, "n 28 28"], UInt8[np.ndarray, " n"]]:
-    """Images with their labels."""
+    """Images and their labels from two files."""
     x, y = read_idx(images), read_idx(labels)
     if x.ndim != 3 or y.ndim != 1:
         raise DataError(f"{images} must hold images and {labels} labels; they hold {x.ndim}- and {y.ndim}-dimensional items")
@@ -48,20 +50,20 @@ def read_pair(images: Path, labels: Path, num_classes: int) -> tuple[UInt8[np.nd
 
 
 def read_mnist(folder: Path | None) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray], str | None]:
-    """70,000 digits: training and test pairs."""
-    files = [find_file(folder, known) for known in MNIST_FILES]
+    """The 60,000 training and 10,000 test digits."""
+    files = [find_file(folder, data_file) for data_file in MNIST_FILES]
     return read_pair(files[0], files[1], 10), read_pair(files[2], files[3], 10), None
 
 
 def read_emnist(folder: Path | None) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray], str | None]:
-    """62 classes of characters, stored transposed; where only the test pair is present it is cut in two, and the note says so."""
+    """Characters of 62 classes. If only the test files are present they are split in two, and a note is returned."""
     test = read_pair(find_file(folder, EMNIST_FILES[2]), find_file(folder, EMNIST_FILES[3]), 62)
-    test = (np.ascontiguousarray(test[0].transpose(0, 2, 1)), test[1])
+    test = (np.ascontiguousarray(test[0].transpose(0, 2, 1)), test[1])  # the files store images transposed
     try:
         images, labels = find_file(folder, EMNIST_FILES[0]), find_file(folder, EMNIST_FILES[1])
     except DataError:
         cut = min(MAX_EMNIST_TRAIN_EXAMPLES, len(test[1]) * 6 // 7)
-        note = f"EMNIST's test file only: its rows 0 to {cut - 1} train, the other {len(test[1]) - cut} test"
+        note = f"only EMNIST's test files are present: their first {cut} examples are used for training, the other {len(test[1]) - cut} for testing"
         return (test[0][:cut], test[1][:cut]), (test[0][cut:], test[1][cut:]), note
     x, y = read_pair(images, labels, 62)
     return (np.ascontiguousarray(x.transpose(0, 2, 1)), y), test, None

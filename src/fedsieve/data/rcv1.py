@@ -1,4 +1,4 @@
-"""RCV1: 47,236 tf-idf features, the 34 most frequent of its topics (L369). Rows stay sparse from the file to the step."""
+"""RCV1: 47,236 tf-idf features and the 34 most frequent topics (L369), as sparse matrices."""
 
 import bz2
 from pathlib import Path
@@ -10,7 +10,9 @@ from fedsieve.data.downloads import DataError, DataFile, find_file
 
 NUM_FEATURES, NUM_TOPICS, NUM_LABELS = 47_236, 103, 34
 NUM_SKLEARN_TRAIN_EXAMPLES = 23_149
-"""Rows of scikit-learn's copy that are its training part."""
+"""The first examples of scikit-learn's copy are the training set."""
+SUBSETS_NOTE = "a sample of RCV1: the distinct documents of LIBSVM's five topic subsets"
+Examples = tuple[csr_matrix, np.ndarray]
 
 _URL = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multilabel/"
 _FOLDERS = ("", "rcv1")
@@ -26,37 +28,38 @@ TRAIN_TEST_FILES = tuple(
 )
 
 
-def read_rcv1(folder: Path | None) -> tuple[tuple[csr_matrix, np.ndarray], tuple[csr_matrix, np.ndarray], str | None]:
-    """Training and test rows with a 0/1 column for each of the 34 most frequent topics (of the training rows)."""
-    note = None
-    for pair in TRAIN_TEST_FILES:
+def read_rcv1(folder: Path | None) -> tuple[Examples, Examples, str | None]:
+    """Training and test examples with a 0/1 target for each of the 34 topics that are most frequent in the training set."""
+    (train_x, train_y), (test_x, test_y), note = read_all_topics(folder)
+    frequent = np.sort(np.argsort(-train_y.sum(0), kind="stable")[:NUM_LABELS])
+    return (train_x, train_y[:, frequent]), (test_x, test_y[:, frequent]), note
+
+
+def read_all_topics(folder: Path | None) -> tuple[Examples, Examples, str | None]:
+    """Examples with all topics: of the whole collection, of its subsets, or of scikit-learn's cache, the first that is present."""
+    whole, subsets = TRAIN_TEST_FILES
+    try:
+        train, test, note = *(find_file(folder, data_file) for data_file in whole), None
+    except DataError:
         try:
-            files = [find_file(folder, known) for known in pair]
-        except DataError as problem:
-            missing = problem
-            continue
-        train, test = (read_topics(path) for path in files)
-        if pair is TRAIN_TEST_FILES[1]:
-            note = "a sample of RCV1: the distinct documents of LIBSVM's five topic subsets"
-        break
-    else:
-        cached = read_sklearn_cache(folder)
-        if cached is None:
-            raise missing
-        train, test = cached
-    frequent = np.sort(np.argsort(-train[1].sum(0), kind="stable")[:NUM_LABELS])
-    return (train[0], train[1][:, frequent]), (test[0], test[1][:, frequent]), note
+            train, test, note = *(find_file(folder, data_file) for data_file in subsets), SUBSETS_NOTE
+        except DataError:
+            cached = read_sklearn_cache(folder)
+            if cached is None:
+                raise
+            return *cached, None
+    return read_topics(train), read_topics(test), note
 
 
-def read_topics(path: Path) -> tuple[csr_matrix, np.ndarray]:
-    """LIBSVM's multi-label format: `label,label id:value ...`, labels from 0, ids from 1."""
+def read_topics(path: Path) -> Examples:
+    """Features and 0/1 topics of a file in LIBSVM's multi-label format: `label,label id:value ...`, labels from 0, ids from 1."""
     from sklearn.datasets import load_svmlight_file
 
     try:
         with bz2.open(path) if path.suffix == ".bz2" else path.open("rb") as file:
             x, topics = load_svmlight_file(file, n_features=NUM_FEATURES, multilabel=True, zero_based=False, dtype=np.float32)
-    except (OSError, EOFError, ValueError) as problem:
-        raise DataError(f"{path} cannot be read as svmlight rows of {NUM_FEATURES} features: {problem}") from None
+    except (OSError, EOFError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as a svmlight file of {NUM_FEATURES} features: {error}") from None
     y = np.zeros((x.shape[0], NUM_TOPICS), dtype=np.float32)
     for row, labels in enumerate(topics):
         for label in labels:
@@ -66,8 +69,8 @@ def read_topics(path: Path) -> tuple[csr_matrix, np.ndarray]:
     return csr_matrix(x), y
 
 
-def read_sklearn_cache(folder: Path | None) -> tuple[tuple[csr_matrix, np.ndarray], tuple[csr_matrix, np.ndarray]] | None:
-    """scikit-learn's own cache of the whole collection, if it is there."""
+def read_sklearn_cache(folder: Path | None) -> tuple[Examples, Examples] | None:
+    """The whole collection from scikit-learn's cache, or None if it is not there."""
     from sklearn.datasets import fetch_rcv1
 
     try:
@@ -75,7 +78,5 @@ def read_sklearn_cache(folder: Path | None) -> tuple[tuple[csr_matrix, np.ndarra
     except OSError:
         return None
     x, y = csr_matrix(whole.data, dtype=np.float32), np.asarray(whole.target.todense(), dtype=np.float32)
-    return (x[:NUM_SKLEARN_TRAIN_EXAMPLES], y[:NUM_SKLEARN_TRAIN_EXAMPLES]), (
-        x[NUM_SKLEARN_TRAIN_EXAMPLES:],
-        y[NUM_SKLEARN_TRAIN_EXAMPLES:],
-    )
+    cut = NUM_SKLEARN_TRAIN_EXAMPLES
+    return (x[:cut], y[:cut]), (x[cut:], y[cut:])

@@ -1,4 +1,4 @@
-"""The paper's synthetic tasks: sparse linear regression, logistic regression, multi-class (L211), spread over shifted clients."""
+"""The paper's synthetic tasks: sparse linear regression, logistic regression, multi-class (L211), with shifted clients."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,45 +14,46 @@ NUM_TEST_EXAMPLES = 10_000
 
 
 class Shift(StrEnum):
-    """How a client's features are moved, d_c ~ N(0, scale) for client c (L603, decision F3)."""
+    """How the features of client c are shifted, with d_c ~ N(0, scale) (L603, decision F3)."""
 
     NONE = "none"
     SCALAR = "scalar"
-    """d_c added to every feature, before labels are made"""
+    """add d_c to every feature, before the targets are computed"""
     VECTOR = "vector"
-    """N(d_c, 1) drawn for each feature, before labels are made"""
+    """add a draw of N(d_c, 1) to each feature, before the targets are computed"""
     SCALAR_AFTER = "scalar-after"
-    """d_c, after labels are made"""
+    """add d_c after the targets are computed"""
     VECTOR_AFTER = "vector-after"
-    """N(d_c, 1) for each feature, after labels are made"""
+    """add N(d_c, 1) per feature after the targets are computed"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Synthetic:
-    """What the generator needs to know."""
+    """Options of the synthetic tasks."""
 
     num_examples: int = 10_000
-    """rows the clients hold together; the test set has 10,000 more"""
+    """training examples of all clients together; the test set has 10,000 more"""
     num_features: int = 1000
-    """features of a row"""
+    """number of features"""
     num_classes: int = 10
-    """classes of task mc"""
+    """number of classes of task mc"""
     true_density: float = 0.05
     """fraction of the true coefficients that are not zero"""
     snr: float = 20.0
     """signal-to-noise ratio of the targets or logits"""
     correlation: float = 0.2
-    """correlation of neighbouring features; it falls off as a power of the distance"""
+    """correlation rho of neighbouring features; features i and j have rho^|i-j|"""
     shift: Shift = Shift.SCALAR
-    """how each client's features are moved"""
+    """how each client's features are shifted"""
     shift_scale: float = 1.0
     """standard deviation of the clients' shifts"""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be generated."""
-        for name, least in (("num_examples", 1), ("num_features", 1), ("num_classes", 2)):
-            if getattr(self, name) < least:
-                raise ValueError(f"data.{name.replace('_', '-')} must be at least {least}; got {getattr(self, name)}")
+        """Validate the options."""
+        counts = {"num-examples": (self.num_examples, 1), "num-features": (self.num_features, 1), "num-classes": (self.num_classes, 2)}
+        for name, (count, minimum) in counts.items():
+            if count < minimum:
+                raise ValueError(f"data.{name} must be at least {minimum}; got {count}")
         if not self.snr > 0:
             raise ValueError(f"data.snr must be above 0, it divides the noise; got {self.snr}")
         if not 0 <= self.correlation < 1:
@@ -61,14 +62,14 @@ class Synthetic:
             raise ValueError(f"data.shift-scale is a standard deviation and must be at least 0; got {self.shift_scale}")
         try:
             num_kept(self.true_density, self.num_features)
-        except ValueError as problem:
-            raise ValueError(f"data.true-density: {problem}") from None
+        except ValueError as error:
+            raise ValueError(f"data.true-density: {error}") from None
 
 
 def generate(task: str, data: Synthetic, spec: PartitionSpec, seed: int, num_server_examples: int = 0) -> FederatedDataset:
-    """Rows, targets and truth of `lr`, `lg` or `mc`, laid out client after client; test and server rows are never shifted (F1)."""
-    outputs = data.num_classes if task == "mc" else 1
-    truth = true_coefficients(outputs, data, generator(seed, "truth"))
+    """Generate the data of task `lr`, `lg` or `mc`. Test and server examples are never shifted (decision F1)."""
+    num_outputs = data.num_classes if task == "mc" else 1
+    truth = true_coefficients(num_outputs, data, generator(seed, "truth"))
     x = correlated_examples(data.num_examples, data.num_features, data.correlation, generator(seed, "rows"))
     signal = x @ truth.T
     sigma = float(np.sqrt((signal**2).mean() / data.snr))
@@ -90,26 +91,26 @@ def generate(task: str, data: Synthetic, spec: PartitionSpec, seed: int, num_ser
 
 
 def true_coefficients(num_outputs: int, data: Synthetic, rng: np.random.Generator) -> Float[np.ndarray, "c f"]:
-    """m = floor(rho f c) positions at random, each -1 or +1 (decision F1)."""
+    """Coefficients that are -1 or +1 at m = floor(rho f c) random positions and else 0 (decision F1)."""
     size = num_outputs * data.num_features
     truth = np.zeros(size, dtype=np.float32)
-    places = rng.choice(size, num_kept(data.true_density, size), replace=False)
-    truth[places] = rng.choice(np.array([-1, 1], dtype=np.float32), len(places))
+    support = rng.choice(size, num_kept(data.true_density, size), replace=False)
+    truth[support] = rng.choice(np.array([-1, 1], dtype=np.float32), len(support))
     return truth.reshape(num_outputs, data.num_features)
 
 
 def correlated_examples(num_examples: int, num_features: int, correlation: float, rng: np.random.Generator) -> Float[np.ndarray, "n f"]:
-    """Rows of N(0, Sigma), Sigma_ij = rho^|i-j|, by the AR(1) recursion x_j = rho x_{j-1} + sqrt(1 - rho^2) e_j in O(n f)."""
+    """Examples of N(0, Sigma), Sigma_ij = rho^|i-j|, by the AR(1) recursion x_j = rho x_{j-1} + sqrt(1 - rho^2) e_j in O(n f)."""
     columns = rng.standard_normal((num_features, num_examples), dtype=np.float32)
     columns[1:] *= np.float32(np.sqrt(1 - correlation**2))
     if correlation:
-        for before, here in zip(columns[:-1], columns[1:], strict=True):
-            here += np.float32(correlation) * before
+        for previous, current in zip(columns[:-1], columns[1:], strict=True):
+            current += np.float32(correlation) * previous
     return np.ascontiguousarray(columns.T)
 
 
 def make_targets(task: str, noisy_logits: Float[np.ndarray, "n c"]) -> np.ndarray:
-    """Targets from noisy logits: themselves, their sign, or the largest (L211)."""
+    """The targets of noisy logits: the logit (lr), whether it is positive (lg), or the largest one (mc) (L211)."""
     if task == "lr":
         return noisy_logits[:, 0]
     if task == "lg":
@@ -118,17 +119,17 @@ def make_targets(task: str, noisy_logits: Float[np.ndarray, "n c"]) -> np.ndarra
 
 
 def client_shifts(data: Synthetic, counts: np.ndarray, rng: np.random.Generator) -> Float[np.ndarray, "n f"]:
-    """What is added to each row: its client's shift."""
-    middle = rng.standard_normal((len(counts), 1), dtype=np.float32) * np.float32(data.shift_scale)
+    """The shift of each example, which depends on its client."""
+    shift = rng.standard_normal((len(counts), 1), dtype=np.float32) * np.float32(data.shift_scale)
     if data.shift in (Shift.VECTOR, Shift.VECTOR_AFTER):
-        middle = middle + rng.standard_normal((len(counts), data.num_features), dtype=np.float32)
-    return np.repeat(middle, counts, axis=0)
+        shift = shift + rng.standard_normal((len(counts), data.num_features), dtype=np.float32)
+    return np.repeat(shift, counts, axis=0)
 
 
 def unshifted_examples(
     task: str, data: Synthetic, truth: np.ndarray, noise_std: float, num_examples: int, seed: int, purpose: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Unshifted rows of the same distribution."""
+    """Examples and targets of the same distribution without a shift."""
     x = correlated_examples(num_examples, data.num_features, data.correlation, generator(seed, f"{purpose} rows"))
     noise = generator(seed, f"{purpose} noise").standard_normal((num_examples, len(truth)), dtype=np.float32) * noise_std
     return x, make_targets(task, x @ truth.T + noise)

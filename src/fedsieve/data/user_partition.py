@@ -1,4 +1,4 @@
-"""A user's own rows on their clients."""
+"""The examples of a user's file, distributed over clients."""
 
 from collections.abc import Iterator
 
@@ -18,44 +18,51 @@ def load_user_dataset(
     seed: int,
     num_server_examples: int = 0,
 ) -> FederatedDataset:
-    """The rows on their own clients, or spread by the chosen partition; some held out as test rows.
+    """The examples on the clients named in the file, or distributed by `spec`, and a held-out test set.
 
-    Classes become numbers of a `kind`; rows have the shape `row`, or lie flat.
+    Classes become indices of type `class_dtype`, which is None for regression. Examples get the shape `example_shape` if it is set.
     """
     table = user_files.read_table(data.path, data.target, data.client)
-    labels = class_dtype is not None
-    y = np.searchsorted(user_files.distinct_classes(table.y), table.y).astype(class_dtype) if labels else table.y.astype(np.float32)
+    if class_dtype is None:
+        y, labels = table.y.astype(np.float32), None
+    else:
+        y = labels = np.searchsorted(user_files.distinct_classes(table.y), table.y).astype(class_dtype)
     order = generator(seed, "test rows").permutation(len(y))
     cut = max(1, round(data.test_fraction * len(y)))
-    test, mine, rest = order[:cut], order[cut : cut + num_server_examples], np.sort(order[cut + num_server_examples :])
-    if not len(rest):
-        raise DataError(f"{len(y)} rows leave none to train on after {cut} test rows and {num_server_examples} for the server")
+    test, server, train = order[:cut], order[cut : cut + num_server_examples], np.sort(order[cut + num_server_examples :])
+    if not len(train):
+        raise DataError(
+            f"{len(y)} examples leave none for training: {cut} are held out for testing and {num_server_examples} for the server; add examples"
+        )
     if table.client is None:
-        parts, note = partition_indices(table.x[rest], y[rest] if labels else None, spec, generator(seed, "partition")), None
+        train_labels = None if labels is None else labels[train]
+        parts, note = partition_indices(table.x[train], train_labels, spec, generator(seed, "partition")), None
     else:
         names = np.unique(table.client)
         rng = generator(seed, "own order")
-        parts = [rng.permutation(np.flatnonzero(table.client[rest] == name)) for name in names]
-        note = "; ".join(client_warnings(names.tolist(), [y[rest[part]] for part in parts], labels)) or None
-    placed = rest[np.concatenate(parts)]
+        parts = [rng.permutation(np.flatnonzero(table.client[train] == name)) for name in names]
+        note = "; ".join(client_warnings(names.tolist(), [y[train[part]] for part in parts], labels is not None)) or None
+    by_client = train[np.concatenate(parts)]
     counts = np.array([len(part) for part in parts])
     x = table.x if example_shape is None else table.x.reshape(-1, *example_shape)
-    return FederatedDataset(x[placed], y[placed], counts, x[test], y[test], x[mine], y[mine], note=note)
+    return FederatedDataset(x[by_client], y[by_client], counts, x[test], y[test], x[server], y[server], note=note)
 
 
 def client_warnings(names: list, targets: list[np.ndarray], is_classification: bool) -> Iterator[str]:
-    """What can be trained on but is worth a look: clients without rows, with one class only, or perhaps the same under two names."""
-    held = list(zip(names, targets, strict=True))
+    """Warnings about clients without training examples, with only one class, or with almost the same name."""
+    clients = list(zip(names, targets, strict=True))
     spellings: dict[str, list] = {}
     for name in names:
         spellings.setdefault(str(name).strip().casefold(), []).append(name)
-    yield from _warn("no training row", [name for name, y in held if not len(y)])
-    yield from _warn("rows of one class only", [name for name, y in held if is_classification and len(y) and (y == y[0]).all()])
-    yield from _warn("a name that differs only in case or blanks", [name for same in spellings.values() if len(same) > 1 for name in same])
+    yield from _warn("no training examples", [name for name, y in clients if not len(y)])
+    yield from _warn("examples of only one class", [name for name, y in clients if is_classification and len(y) and (y == y[0]).all()])
+    yield from _warn(
+        "a name that differs from another only in case or spaces", [name for same in spellings.values() if len(same) > 1 for name in same]
+    )
 
 
 def _warn(condition: str, names: list) -> Iterator[str]:
-    """A remark about some clients, a few of them by name."""
+    """A warning about some clients, the first three by name."""
     if names:
         shown = ", ".join(map(repr, names[:3])) + (" ..." if len(names) > 3 else "")
         yield f"{len(names)} client{'s have' if len(names) > 1 else ' has'} {condition}: {shown}"

@@ -1,1 +1,1 @@
-"""A trained model as a file."""
+"""Trained models as files: store, load, predict, export."""

@@ -1,4 +1,4 @@
-"""A model in the files other programs read, and the proof that they read the same model."""
+"""Export a model to the formats of other programs, and verify that they predict the same."""
 
 import io
 import logging
@@ -22,24 +22,24 @@ from fedsieve.models.sparse_model import SparseModel
 
 BATCH_SIZE = 500
 TOLERANCE = 1e-5
-"""Largest difference between two runtimes, of the largest output: sums of float32 in another order differ by less."""
+"""Maximum difference between two runtimes relative to the largest output. Sums of float32 in another order differ by less."""
 OPSET_VERSION, IR_VERSION = 20, 10
-"""What the exporter of torch writes, so that both kinds of model need the same runtime."""
+"""The versions that torch's exporter writes, so that linear models and modules need the same runtime."""
 
 Examples = np.ndarray | sparse.csr_matrix
 
 
 class Format(StrEnum):
-    """What to write."""
+    """The file formats."""
 
     SAFETENSORS = "safetensors"
-    """indices and values, no code: the file a run leaves"""
+    """indices and values, as in a run directory"""
     NPZ = "npz"
-    """a scipy.sparse matrix with the intercept beside it"""
+    """a scipy.sparse matrix and the intercept"""
     ONNX = "onnx"
-    """a graph with sparse initialisers"""
+    """a graph with sparse initializers"""
     TORCH = "torch"
-    """a plain state_dict with exact zeros"""
+    """a state_dict with exact zeros"""
 
 
 SUFFIXES = {Format.SAFETENSORS: ".safetensors", Format.NPZ: ".npz", Format.ONNX: ".onnx", Format.TORCH: ".pt"}
@@ -47,22 +47,20 @@ RUNTIMES = {Format.SAFETENSORS: "torch", Format.NPZ: "scipy", Format.ONNX: "onnx
 
 
 class MismatchError(RuntimeError):
-    """Another runtime predicts something else than the run did."""
+    """An exported model does not predict the same as the original."""
 
 
 class VerificationResult(NamedTuple):
-    """What came of comparing predictions."""
+    """The comparison of two sets of predictions."""
 
     runtime: str
     num_examples: int
     max_difference: float
-    """the largest, over all outputs"""
     max_output: float
-    """the largest output"""
 
 
 def export(model: SparseModel, format: Format) -> bytes:
-    """The model in a format."""
+    """The model as a file of the given format."""
     match format:
         case Format.SAFETENSORS:
             return sparse_model.to_safetensors(model)
@@ -77,7 +75,7 @@ def export(model: SparseModel, format: Format) -> bytes:
 
 
 def to_module(model: SparseModel) -> nn.Module:
-    """A plain module with exact zeros: `nn.Linear` for a linear model, else what its factory builds."""
+    """The model as a module with exact zeros: `nn.Linear` for a linear model, otherwise built by its factory."""
     if model.metadata.factory is None:
         module = nn.Linear(model.metadata.input_shape[0], model.num_outputs, bias=model.num_ungated > 0)
         names = {"weights": "weight", "intercept": "bias"}
@@ -86,12 +84,14 @@ def to_module(model: SparseModel) -> nn.Module:
     state = {names.get(name, name): torch.from_numpy(array) for name, array in model.tensors_by_name().items()}
     unknown = module.load_state_dict(state, strict=False).unexpected_keys
     if unknown:
-        raise sparse_model.ModelError(f"{model.metadata.factory} builds a module without {unknown[0]}; it has changed since the run")
+        raise sparse_model.ModelError(
+            f"{model.metadata.factory} builds a module without the parameter {unknown[0]}; it has changed since the run, restore it"
+        )
     return module.eval()
 
 
 def to_onnx(model: SparseModel) -> bytes:
-    """A graph from `rows` to `output`, its sparse tensors as sparse initialisers, the card in its metadata."""
+    """An ONNX graph from `rows` to `output` with sparse initializers and the model's metadata."""
     onnx = optional.require_package("onnx", "'fedsieve[onnx]'", "--format onnx")
     proto = _linear_graph(onnx, model) if model.metadata.factory is None else _module_graph(onnx, model)
     _sparsify(onnx, proto.graph)
@@ -101,70 +101,70 @@ def to_onnx(model: SparseModel) -> bytes:
 
 
 def _linear_graph(onnx, model: SparseModel):  # noqa: ANN001, ANN202
-    """One Gemm: rows W^T + b."""
+    """One Gemm: x W^T + b."""
     helper, float32 = onnx.helper, onnx.TensorProto.FLOAT
-    features, outputs = model.metadata.input_shape[0], model.num_outputs
+    num_features = model.metadata.input_shape[0]
     graph = helper.make_graph(
         [helper.make_node("Gemm", ["rows", "weights", "intercept"], ["output"], transB=1)],
         "fedsieve",
-        [helper.make_tensor_value_info("rows", float32, ["n", features])],
-        [helper.make_tensor_value_info("output", float32, ["n", outputs])],
+        [helper.make_tensor_value_info("rows", float32, ["n", num_features])],
+        [helper.make_tensor_value_info("output", float32, ["n", model.num_outputs])],
         [onnx.numpy_helper.from_array(array, name) for name, array in (("weights", model.coef.toarray()), ("intercept", model.intercept))],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET_VERSION)], ir_version=IR_VERSION)
 
 
 def _module_graph(onnx, model: SparseModel):  # noqa: ANN001, ANN202, ARG001
-    """What torch's exporter makes of the module, for any number of rows."""
+    """The graph of torch's exporter for any number of examples."""
     optional.require_package("onnxscript", "'fedsieve[onnx]'", "--format onnx of a module")
-    row = torch.zeros(2, *model.metadata.input_shape)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it reports operators of packages nobody uses here
+    examples = torch.zeros(2, *model.metadata.input_shape)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it reports missing operators of packages that are not used here
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter's own deprecations
+        warnings.simplefilter("ignore")  # deprecations inside the exporter
         shapes = ({0: torch.export.Dim("n")},)
-        made = torch.onnx.export(
-            to_module(model), (row,), dynamo=True, dynamic_shapes=shapes, input_names=["rows"], output_names=["output"], verbose=False
+        program = torch.onnx.export(
+            to_module(model), (examples,), dynamo=True, dynamic_shapes=shapes, input_names=["rows"], output_names=["output"], verbose=False
         )
-    return made.model_proto
+    return program.model_proto
 
 
 def _sparsify(onnx, graph) -> None:  # noqa: ANN001
-    """Tensors that are smaller as indices (8 bytes) and values (4 bytes) become sparse initialisers."""
+    """Replace tensors that are smaller as indices (8 bytes) and values (4 bytes) by sparse initializers."""
     helper, arrays = onnx.helper, onnx.numpy_helper
-    kept = []
+    dense = []
     for tensor in graph.initializer:
         array = arrays.to_array(tensor)
-        places = np.flatnonzero(array)
-        if array.dtype != np.float32 or 12 * len(places) >= array.nbytes:
-            kept.append(tensor)
+        indices = np.flatnonzero(array)
+        if array.dtype != np.float32 or 12 * len(indices) >= array.nbytes:
+            dense.append(tensor)
             continue
-        value = arrays.from_array(array.reshape(-1)[places], tensor.name)
-        index = arrays.from_array(places.astype(np.int64), f"{tensor.name}.index")
+        value = arrays.from_array(array.reshape(-1)[indices], tensor.name)
+        index = arrays.from_array(indices.astype(np.int64), f"{tensor.name}.index")
         graph.sparse_initializer.append(helper.make_sparse_tensor(value, index, list(array.shape)))
     del graph.initializer[:]
-    graph.initializer.extend(kept)
+    graph.initializer.extend(dense)
 
 
 def predict(model: SparseModel, x: Examples) -> np.ndarray:
-    """Predictions or logits, (n, outputs): scipy for a linear model, torch for a module."""
+    """Predictions or logits, (n, outputs), computed by scipy for a linear model and by torch for a module."""
     return model.predict(x) if model.metadata.factory is None else _run_module(to_module(model), x)
 
 
 def predict_onnx(path: Path, x: Examples) -> np.ndarray:
-    """What onnxruntime makes of the rows."""
+    """Predictions or logits of an ONNX file, computed by onnxruntime."""
     runtime = optional.require_package("onnxruntime", "'fedsieve[onnx]'", path.name)
     session = runtime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
     return np.concatenate([session.run(None, {"rows": part})[0] for part in _dense_batches(x)])
 
 
 def read_onnx_metadata(path: Path) -> sparse_model.ModelMetadata:
-    """What an exported graph says of itself."""
+    """The metadata in an exported ONNX file."""
     onnx = optional.require_package("onnx", "'fedsieve[onnx]'", path.name)
     try:
         properties = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
         return sparse_model.metadata_from(properties[sparse_model.METADATA_KEY])
-    except (OSError, KeyError, ValueError, onnx.ONNXException) as problem:
-        raise sparse_model.ModelError(f"{path} is not a model fedsieve exported: {type(problem).__name__}: {problem}") from None
+    except (OSError, KeyError, ValueError, onnx.ONNXException) as error:
+        raise sparse_model.ModelError(f"{path} is not a model exported by fedsieve: {type(error).__name__}: {error}") from None
 
 
 def _dense_batches(x: Examples) -> list[np.ndarray]:
@@ -178,7 +178,7 @@ def _run_module(module: nn.Module, x: Examples) -> np.ndarray:
 
 
 def _predictor(path: Path, format: Format, model: SparseModel) -> Callable[[Examples], np.ndarray]:
-    """The file in its own runtime, through that runtime's reader and none of ours."""
+    """The predictions of a file, read and computed only by the libraries of its format."""
     match format:
         case Format.ONNX:
             return lambda x: predict_onnx(path, x)
@@ -186,16 +186,16 @@ def _predictor(path: Path, format: Format, model: SparseModel) -> Callable[[Exam
             matrix, offset = sparse.load_npz(path), np.load(path)["intercept"]
             return lambda x: np.asarray(_matmul(matrix, x)) + offset
         case Format.NPZ:
-            row = sparse.load_npz(path)
-            index, value = row.indices, row.data
+            vector = sparse.load_npz(path)
+            indices, values = vector.indices, vector.data
         case Format.SAFETENSORS:
             parts = load_file(path)
-            index, value = parts["index"].numpy(), parts["value"].numpy()
+            indices, values = parts["index"].numpy(), parts["value"].numpy()
         case Format.TORCH:
             module = to_module(model)
             module.load_state_dict(torch.load(path, weights_only=True))
             return lambda x: _run_module(module, x)
-    return lambda x: _run_module(to_module(replace(model, indices=index, values=value)), x)
+    return lambda x: _run_module(to_module(replace(model, indices=indices, values=values)), x)
 
 
 def _matmul(matrix: sparse.csr_matrix, x: Examples) -> np.ndarray:
@@ -203,13 +203,13 @@ def _matmul(matrix: sparse.csr_matrix, x: Examples) -> np.ndarray:
 
 
 def verify(path: Path, format: Format, model: SparseModel, x: Examples, expected: np.ndarray) -> VerificationResult:
-    """Compare what the file's own runtime predicts with what the run predicted."""
-    found = _predictor(path, format, model)(x)
+    """Compare the predictions of a file with the expected ones; raises MismatchError if they differ."""
+    outputs = _predictor(path, format, model)(x)
     scale = float(np.abs(expected).max(initial=0))
-    difference = float(np.abs(found - expected).max(initial=0)) if found.shape == expected.shape else float("inf")
+    difference = float(np.abs(outputs - expected).max(initial=0)) if outputs.shape == expected.shape else float("inf")
     if not difference <= TOLERANCE * max(scale, 1):
         raise MismatchError(
-            f"{path} does not predict what the run does: in {RUNTIMES[format]} it differs by up to {difference:.2g} in {len(expected)} rows,"
-            f" where the largest output is {scale:.3g}; do not use it"
+            f"{path} does not predict the same as the run: in {RUNTIMES[format]} it differs by up to {difference:.2g} on {len(expected)} "
+            f"examples, the largest output is {scale:.3g}; do not use this file"
         )
     return VerificationResult(RUNTIMES[format], len(expected), difference, scale)

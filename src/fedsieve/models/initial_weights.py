@@ -1,4 +1,4 @@
-"""Weights to start from: a model this package wrote, or a module's own named tensors."""
+"""Initial weights from a file."""
 
 from pathlib import Path
 
@@ -11,29 +11,29 @@ from fedsieve.models import sparse_model
 
 
 def load_initial_weights(path: Path, objective: Objective) -> Tensor:
-    """Weights to start from: a model this package wrote, or a module's state by parameter names."""
+    """The initial parameters from a model of this package, or from a safetensors file of a module's named parameters."""
     try:
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as problem:
-        raise ValueError(f"--init-weights {path} cannot be read as safetensors: {problem}") from None
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"--init-weights {path} cannot be read as safetensors: {error}") from None
     if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
-        raise ValueError(f"--init-weights {path} holds a value that is not a finite number")
-    places = objective.slices
+        raise ValueError(f"--init-weights {path} has a value that is not a finite number")
+    slices = objective.slices
     if set(tensors) == {"index", "value"}:
-        given, shapes = sparse_model.read_model(path), {name: tuple(shape) for name, (_, shape) in places.items()}
-        if (given.tensor_shapes, given.num_ungated) != (shapes, objective.layout.num_ungated):
-            raise ValueError(f"--init-weights {path} is a model of another shape: {given.tensor_shapes}; this one is {shapes}")
-        return torch.from_numpy(given.to_dense())
-    missing = [name for name in places if name not in tensors]
+        model, shapes = sparse_model.read_model(path), {name: tuple(shape) for name, (_, shape) in slices.items()}
+        if (model.tensor_shapes, model.num_ungated) != (shapes, objective.layout.num_ungated):
+            raise ValueError(f"--init-weights {path} is a model of shapes {model.tensor_shapes}; the model to train has {shapes}")
+        return torch.from_numpy(model.to_dense())
+    missing = [name for name in slices if name not in tensors]
     if missing:
-        raise ValueError(f"--init-weights {path} has no tensor {missing[0]}; the model needs {', '.join(places)}")
-    wrong = [name for name, (_, shape) in places.items() if tuple(tensors[name].shape) != tuple(shape)]
-    if wrong:
+        raise ValueError(f"--init-weights {path} has no tensor {missing[0]}; the model needs {', '.join(slices)}")
+    mismatched = [name for name, (_, shape) in slices.items() if tuple(tensors[name].shape) != tuple(shape)]
+    if mismatched:
         raise ValueError(
-            f"--init-weights {path}: {wrong[0]} has shape {tuple(tensors[wrong[0]].shape)}, the model needs {tuple(places[wrong[0]][1])}"
+            f"--init-weights {path}: {mismatched[0]} has shape {tuple(tensors[mismatched[0]].shape)}, the model needs {tuple(slices[mismatched[0]][1])}"
         )
-    theta = torch.zeros(objective.layout.size)
-    for name, (part, _) in places.items():
-        theta[part] = tensors[name].reshape(-1).float()
-    return theta
+    parameters = torch.zeros(objective.layout.size)
+    for name, (part, _) in slices.items():
+        parameters[part] = tensors[name].reshape(-1).float()
+    return parameters

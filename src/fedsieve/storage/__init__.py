@@ -1,1 +1,1 @@
-"""The files of a run."""
+"""The files of a run directory."""

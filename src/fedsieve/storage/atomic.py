@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and on the disk before anything builds on them. Every system call of a write stands here."""
+"""Atomic and durable file writes. All system calls of a write are in this module, so that tests can interrupt each of them."""
 
 import os
 from contextlib import suppress
@@ -6,14 +6,14 @@ from pathlib import Path
 
 
 def atomic_write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: beside it, to the disk, in its place, the folder to the disk. What was there stays until then."""
+    """Replace a file atomically: write a temporary file, sync it, rename it and sync the folder. The old file remains until the rename."""
     temporary = path.with_name(path.name + ".part")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         try:
-            left = memoryview(content)
-            while left:
-                left = left[os.write(descriptor, left) :]
+            remaining = memoryview(content)
+            while remaining:
+                remaining = remaining[os.write(descriptor, remaining) :]
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -26,8 +26,8 @@ def atomic_write(path: Path, content: bytes) -> None:
 
 
 def fsync_directory(folder: Path) -> None:
-    """Have the disk remember which files a folder holds."""
-    if os.name != "posix":  # elsewhere a folder cannot be opened, and its entries need no call of their own
+    """Sync the entries of a folder to the disk."""
+    if os.name != "posix":  # Windows cannot open a folder and needs no separate sync of its entries
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:

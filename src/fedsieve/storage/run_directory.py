@@ -1,6 +1,6 @@
-"""A run on disk: config.toml, run_info.json, metrics.jsonl, model.safetensors, supports.npz, result.json, report.html. No torch here.
+"""A run directory: config.toml, run_info.json, metrics.jsonl, model.safetensors, supports.npz, result.json, report.html.
 
-While it runs also checkpoints/ and supports.bin: with them and metrics.jsonl it can be resumed.
+During training it also has checkpoints/ and supports.bin, which resuming needs together with metrics.jsonl. Does not import torch.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsieve.storage.atomic import atomic_write
 
-if TYPE_CHECKING:  # `--help` reads the store and must not wait for NumPy
+if TYPE_CHECKING:  # `--help` imports this module and must not import NumPy
     import numpy as np
 
 try:
@@ -26,39 +26,39 @@ CHECKPOINTS, SUPPORTS = "checkpoints", "supports.bin"
 
 
 class RunDirectoryError(ValueError):
-    """A run folder that cannot be used."""
+    """A run directory cannot be used."""
 
 
 class WriteError(RuntimeError):
-    """The disk would not take what a run has to leave; what was there is kept."""
+    """A file of a run could not be written; existing files are unchanged."""
 
 
 def create_run_dir(folder: Path, *, explicit: bool) -> Path:
-    """Make the run's folder. A finished run is never overwritten: a chosen folder is refused, a named one gets a number."""
+    """Create a run directory; never reuse one that holds a run. An explicit folder then raises an error, others get a number."""
     try:
         if explicit and any((folder / name).exists() and (folder / name).stat().st_size for name in (CONFIG, METRICS, RESULT)):
             raise RunDirectoryError(f"--out {folder} already holds a run, which is never overwritten; choose another folder or remove it")
         number = 1
-        place = folder
-        while not explicit and place.exists():
+        run_dir = folder
+        while not explicit and run_dir.exists():
             number += 1
-            place = folder.with_name(f"{folder.name}-{number}")
-        place.mkdir(parents=True, exist_ok=True)
-        probe = place / ".writable"
+            run_dir = folder.with_name(f"{folder.name}-{number}")
+        run_dir.mkdir(parents=True, exist_ok=True)
+        probe = run_dir / ".writable"
         probe.touch()
         probe.unlink()
-    except OSError as problem:
-        raise RunDirectoryError(f"cannot write a run into {folder}: {problem.strerror}; choose another folder with --out") from None
-    return place
+    except OSError as error:
+        raise RunDirectoryError(f"cannot write a run into {folder}: {error.strerror}; choose another folder with --out") from None
+    return run_dir
 
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Keep other processes from training in the same folder; a process that ends in any way lets go."""
+    """Prevent other processes from training in the same folder. The lock ends with the process."""
     try:
         file = (folder / METRICS).open("ab")
-    except OSError as problem:
-        raise RunDirectoryError(f"cannot write into {folder}: {problem.strerror}") from None
+    except OSError as error:
+        raise RunDirectoryError(f"cannot write into {folder}: {error.strerror}") from None
     with file:
         try:
             if fcntl:
@@ -70,16 +70,16 @@ def lock(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def report_write_errors(folder: Path) -> Iterator[None]:
-    """What the disk would not take, in one line that says how to go on."""
+    """Turn an OSError into a WriteError that says how to continue."""
     try:
         yield
-    except OSError as problem:
-        again = f"go on with: fedsieve train --resume {folder}" if (folder / CONFIG).exists() else "start again"
-        raise WriteError(f"cannot write into {folder}: {problem.strerror}; mend that, then {again}") from None
+    except OSError as error:
+        remedy = f"continue with: fedsieve train --resume {folder}" if (folder / CONFIG).exists() else "start again"
+        raise WriteError(f"cannot write into {folder}: {error.strerror}; fix this, then {remedy}") from None
 
 
 def write_supports(folder: Path, **arrays: "np.ndarray") -> None:
-    """Supports per round and gate histograms."""
+    """Write the supports and gate histograms of all rounds."""
     import numpy as np
 
     content = BytesIO()
@@ -88,7 +88,7 @@ def write_supports(folder: Path, **arrays: "np.ndarray") -> None:
 
 
 def pad_supports(supports: "Sequence[np.ndarray]") -> "np.ndarray":
-    """Index sets as one matrix; where groups of unequal size make some smaller, their rows end in -1."""
+    """The supports as one matrix; shorter ones, which groups of unequal size can cause, are padded with -1."""
     import numpy as np
 
     table = np.full((len(supports), max(map(len, supports))), -1, dtype=np.int32)
@@ -98,12 +98,12 @@ def pad_supports(supports: "Sequence[np.ndarray]") -> "np.ndarray":
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The rounds of a run."""
+    """The metrics of each round of a run."""
     return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
 
 
 def to_toml(config: Mapping[str, Any]) -> str:
-    """The configuration as TOML: plain values first, then one table a section."""
+    """The configuration as TOML: single values first, then one table per section."""
     lines = [f"{key} = {_toml_value(value)}" for key, value in config.items() if not isinstance(value, Mapping) and value is not None]
     for section, fields in config.items():
         if isinstance(fields, Mapping):

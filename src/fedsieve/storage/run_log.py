@@ -1,4 +1,4 @@
-"""What a run leaves round by round, so that it can go on after any end: metrics.jsonl, supports.bin, supports.npz, checkpoints."""
+"""The log of a run under training, from which it can be resumed: metrics.jsonl, supports.bin, supports.npz and checkpoints."""
 
 import json
 import os
@@ -17,24 +17,24 @@ from fedsieve.runtime.evaluation import MeasuredRound, RunState
 from fedsieve.storage import atomic, checkpoint, run_directory
 
 SUPPORTS_INTERVAL_SECONDS = 5.0
-"""Seconds between two writings of the trace of a run under way, for those who watch it."""
+"""Minimum seconds between two writes of supports.npz, which the live report reads."""
 CHECKPOINT_TIME_RATIO = 50
-"""By default a checkpoint may be written after this many times what the last one took: at most a fiftieth of the time is spent on them."""
+"""By default the time between checkpoints is at least this many times the time to write one, so they cost at most 2 % of a run."""
 
 ROUND_HEADER = struct.Struct("<II")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointInterval:
-    """How often a run is saved. It decides no result."""
+    """How often a checkpoint is written. This does not influence results."""
 
     rounds: int = 1
-    """least rounds from one checkpoint to the next; 0 writes none"""
+    """minimum number of rounds between checkpoints; 0 writes none"""
     seconds: float | None = None
-    """least seconds from one checkpoint to the next (default: fifty times what writing one takes); 0 for every round, whatever it costs"""
+    """minimum seconds between checkpoints (default: 50 times the time to write one)"""
 
     def __post_init__(self) -> None:
-        """Refuse what is no pace."""
+        """Validate the options."""
         if self.rounds < 0:
             raise ValueError(f"checkpoint.rounds must be at least 0; got {self.rounds}")
         if self.seconds is not None and not self.seconds >= 0:
@@ -42,43 +42,40 @@ class CheckpointInterval:
 
 
 class RunHistory(NamedTuple):
-    """The rounds a run has behind it."""
+    """The finished rounds of a run."""
 
     state: RunState
     metrics_rows: list[dict[str, Any]]
     supports: list[np.ndarray]
     gate_histograms: list[np.ndarray]
     file_ends: tuple[int, int] = (0, 0)
-    """where metrics.jsonl and supports.bin end with them"""
+    """lengths of metrics.jsonl and supports.bin after these rounds"""
 
 
 def load_history(folder: Path, initial_state: RunState, config: Mapping[str, Any], num_rounds: int) -> tuple[RunHistory, tuple[str, ...]]:
-    """The past of the newest checkpoint that is whole, and what is to be said about newer ones; without any, the run's beginning."""
-    found = checkpoint.latest(folder / run_directory.CHECKPOINTS)
-    if found is None:
+    """The history up to the newest checkpoint that is not damaged, or an empty one, and reports about damaged checkpoints."""
+    last = checkpoint.latest(folder / run_directory.CHECKPOINTS)
+    if last is None:
         return RunHistory(initial_state, [], [], []), ()
-    checkpoint.check_settings(found.settings, config)
-    if found.rounds_done > num_rounds:
-        raise ValueError(f"rounds can only be raised: {found.rounds_done} are done already; got --rounds {num_rounds}")
-    rows, end = read_metrics_rows(folder / run_directory.METRICS, found.rounds_done)
-    supports, histograms, stop = read_supports(folder / run_directory.SUPPORTS, found.rounds_done)
-    standing = RunState(found.restore(initial_state.server), found.rounds_done, rows[-1]["seconds"])
-    return RunHistory(standing, rows, supports, histograms, (end, stop)), found.damage_reports
+    checkpoint.check_settings(last.settings, config)
+    if last.rounds_done > num_rounds:
+        raise ValueError(f"--rounds cannot be lower than the rounds already done, {last.rounds_done}; got {num_rounds}")
+    rows, metrics_end = read_metrics_rows(folder / run_directory.METRICS, last.rounds_done)
+    supports, histograms, supports_end = read_supports(folder / run_directory.SUPPORTS, last.rounds_done)
+    state = RunState(last.restore(initial_state.server), last.rounds_done, rows[-1]["seconds"])
+    return RunHistory(state, rows, supports, histograms, (metrics_end, supports_end)), last.damage_reports
 
 
 class RunLog:
-    """A run's folder while it trains. Its files are on the disk before a checkpoint speaks of them."""
+    """Writes the files of a run under training. All rounds are on disk before the checkpoint that counts them."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any], interval: CheckpointInterval, history: RunHistory) -> None:
         self.folder, self.config, self.interval = folder, config, interval
         self.metrics_rows, self.supports, self.gate_histograms = history.metrics_rows, history.supports, history.gate_histograms
         self.server, self.file_ends = history.state.server, history.file_ends
-        self.rounds_saved, self.supports_written_at, self.checkpoint_written_at, self.checkpoint_seconds = (
-            history.state.num_rounds_done,
-            time.monotonic(),
-            -np.inf,
-            0.0,
-        )
+        self.rounds_saved = history.state.num_rounds_done
+        self.supports_written_at, self.checkpoint_written_at = time.monotonic(), -np.inf
+        self.checkpoint_seconds = 0.0
 
     def __enter__(self) -> Self:
         paths = (self.folder / run_directory.METRICS, self.folder / run_directory.SUPPORTS)
@@ -100,7 +97,7 @@ class RunLog:
             self.files.close()
 
     def add_round(self, measured_round: MeasuredRound) -> None:
-        """One round more."""
+        """Log a round, and write a checkpoint if one is due."""
         histogram = np.zeros(0, np.int64) if measured_round.gate_histogram is None else measured_round.gate_histogram
         support = measured_round.parameters.nonzero()[:, 0].numpy(force=True).astype(np.int32)
         self.metrics_rows.append(measured_round.metrics)
@@ -116,25 +113,25 @@ class RunLog:
             self.write_supports()
 
     def checkpoint_due(self) -> bool:
-        """Whether a checkpoint is worth its time."""
-        rested = time.monotonic() - self.checkpoint_written_at
-        wait = CHECKPOINT_TIME_RATIO * self.checkpoint_seconds if self.interval.seconds is None else self.interval.seconds
-        return len(self.metrics_rows) - self.rounds_saved >= self.interval.rounds and rested >= wait
+        """Whether the interval since the last checkpoint is over."""
+        elapsed = time.monotonic() - self.checkpoint_written_at
+        interval = CHECKPOINT_TIME_RATIO * self.checkpoint_seconds if self.interval.seconds is None else self.interval.seconds
+        return len(self.metrics_rows) - self.rounds_saved >= self.interval.rounds and elapsed >= interval
 
     def save_checkpoint(self) -> None:
-        """A checkpoint of the last finished round, unless there is one."""
+        """Write a checkpoint of the last finished round, unless it exists or checkpoints are switched off."""
         if self.interval.rounds == 0 or len(self.metrics_rows) == self.rounds_saved:
             return
-        began = time.monotonic()
+        start = time.monotonic()
         for file in (self.metrics_file, self.supports_file):
             file.flush()
             os.fsync(file.fileno())
         checkpoint.save(self.folder / run_directory.CHECKPOINTS, len(self.metrics_rows), self.server, self.config)
         self.rounds_saved, self.checkpoint_written_at = len(self.metrics_rows), time.monotonic()
-        self.checkpoint_seconds = self.checkpoint_written_at - began
+        self.checkpoint_seconds = self.checkpoint_written_at - start
 
     def write_supports(self) -> None:
-        """Supports and gate histograms of all rounds, for those who look."""
+        """Write supports.npz: supports and gate histograms of all rounds."""
         gates = (
             {"gate_histogram": np.stack(self.gate_histograms), "gate_edges": np.linspace(0, 1, 21)} if self.gate_histograms[0].size else {}
         )
@@ -143,7 +140,7 @@ class RunLog:
 
 
 def open_for_append(path: Path, end: int) -> BinaryIO:
-    """A file to append to, cut after what is known: a line that was half written, or rounds after the checkpoint, are computed again."""
+    """Open a file for appending after `end`; what follows is removed, as these rounds are computed again."""
     path.touch()
     file = path.open("r+b")
     file.truncate(end)
@@ -152,7 +149,7 @@ def open_for_append(path: Path, end: int) -> BinaryIO:
 
 
 def read_metrics_rows(path: Path, num_rounds: int) -> tuple[list[dict[str, Any]], int]:
-    """The first rounds in metrics.jsonl, and where they end."""
+    """The first `num_rounds` rows of metrics.jsonl, and the position after them."""
     rows: list[dict[str, Any]] = []
     with open_binary(path) as file:
         for number in range(1, num_rounds + 1):
@@ -170,32 +167,32 @@ def read_metrics_rows(path: Path, num_rounds: int) -> tuple[list[dict[str, Any]]
 
 
 def encode_round(support: np.ndarray, histogram: np.ndarray) -> bytes:
-    """A round in supports.bin: two lengths, then the numbers, of four and eight bytes, little end first."""
+    """A round in supports.bin: two lengths, then the support as int32 and the histogram as int64, little-endian."""
     return ROUND_HEADER.pack(len(support), len(histogram)) + support.astype("<i4").tobytes() + histogram.astype("<i8").tobytes()
 
 
 def read_supports(path: Path, num_rounds: int) -> tuple[list[np.ndarray], list[np.ndarray], int]:
-    """The first supports and gate histograms in supports.bin, and where they end."""
+    """The first `num_rounds` supports and gate histograms of supports.bin, and the position after them."""
     with open_binary(path) as file:
         data = file.read()
-    supports, histograms, place = [], [], 0
+    supports, histograms, position = [], [], 0
     try:
         while len(histograms) < num_rounds:
-            kept, bins = ROUND_HEADER.unpack_from(data, place)
-            place += ROUND_HEADER.size
-            supports.append(np.frombuffer(data, "<i4", kept, place))
-            histograms.append(np.frombuffer(data, "<i8", bins, place + 4 * kept))
-            place += 4 * kept + 8 * bins
+            num_kept, num_bins = ROUND_HEADER.unpack_from(data, position)
+            position += ROUND_HEADER.size
+            supports.append(np.frombuffer(data, "<i4", num_kept, position))
+            histograms.append(np.frombuffer(data, "<i8", num_bins, position + 4 * num_kept))
+            position += 4 * num_kept + 8 * num_bins
     except (ValueError, struct.error):
         raise run_directory.RunDirectoryError(
             f"{path} is damaged at round {len(histograms) + 1}; to resume it must hold the {num_rounds} rounds of the checkpoint"
         ) from None
-    return supports, histograms, place
+    return supports, histograms, position
 
 
 def open_binary(path: Path) -> BinaryIO:
-    """A file of a run, or one line about why not."""
+    """Open a file for reading; raises RunDirectoryError if this fails."""
     try:
         return path.open("rb")
-    except OSError as problem:
-        raise run_directory.RunDirectoryError(f"{path} cannot be read, and to resume it must be there: {problem.strerror}") from None
+    except OSError as error:
+        raise run_directory.RunDirectoryError(f"{path} cannot be read, which is needed to resume: {error.strerror}") from None
