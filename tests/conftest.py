@@ -17,3 +17,19 @@ torch.set_num_threads(1)
 def few_test_rows(monkeypatch):
     """Synthetic tasks with a small test set, for tests that train but do not judge."""
     monkeypatch.setattr("fedsieve.data.synthetic.NUM_TEST_EXAMPLES", 200)
+
+
+@pytest.fixture
+def write_model(tmp_path, monkeypatch):
+    """A function that writes a model into the folder of the test."""
+    from fedsieve.models.export import SUFFIXES, Format, export
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def write(model, format=Format.SAFETENSORS, name="model"):
+        path = tmp_path / (name + SUFFIXES[format])
+        path.write_bytes(export(model, format))
+        return path
+
+    return write

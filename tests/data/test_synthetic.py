@@ -1,3 +1,5 @@
+"""The synthetic tasks and the partitions have the distributions of the paper."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,7 +10,7 @@ from fedsieve.data.federated_dataset import PartitionSpec
 from fedsieve.data.partition import Partition, partition_by_clusters, partition_by_label, partition_by_quantity, partition_iid
 from fedsieve.data.synthetic import Shift, Synthetic, correlated_examples, generate, true_coefficients
 
-SPREAD = PartitionSpec(20, Partition.QUANTITY, 0.5)
+SPEC = PartitionSpec(20, Partition.QUANTITY, 0.5)
 
 
 def rng():
@@ -17,25 +19,25 @@ def rng():
 
 @given(st.integers(1, 40), st.integers(40, 300), st.floats(0.05, 1000), st.integers(0, 99))
 @settings(deadline=None)
-def test_every_partition_gives_each_row_to_exactly_one_client(clients, rows, alpha, seed):
+def test_every_partition_gives_each_example_to_exactly_one_client(num_clients, num_examples, alpha, seed):
     source = np.random.default_rng(seed)
-    labels = source.integers(0, 5, rows)
+    labels = source.integers(0, 5, num_examples)
     for parts in (
-        partition_iid(rows, clients, source),
-        partition_by_quantity(rows, clients, alpha, source),
-        partition_by_label(labels, clients, alpha, source),
+        partition_iid(num_examples, num_clients, source),
+        partition_by_quantity(num_examples, num_clients, alpha, source),
+        partition_by_label(labels, num_clients, alpha, source),
     ):
-        assert len(parts) == clients
-        assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(rows))
+        assert len(parts) == num_clients
+        assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(num_examples))
 
 
-def test_a_large_alpha_spreads_rows_evenly_and_a_small_one_does_not():
+def test_client_sizes_are_equal_for_large_alpha_and_skewed_for_small():
     even = [len(p) for p in partition_by_quantity(10_000, 100, 1000.0, rng())]
     skewed = [len(p) for p in partition_by_quantity(10_000, 100, 0.5, rng())]
     assert np.std(even) < 15 < 50 < np.std(skewed)
 
 
-def test_label_skew_makes_a_clients_labels_few():
+def test_label_skew_concentrates_a_client_on_few_labels():
     labels = rng().integers(0, 10, 5000)
 
     def largest(alpha):
@@ -45,78 +47,78 @@ def test_label_skew_makes_a_clients_labels_few():
     assert largest(0.05) > 0.5 > 0.2 > largest(1000.0)
 
 
-def test_each_client_sees_at_most_two_clusters_and_no_row_twice():
+def test_each_client_has_at_most_two_clusters_and_no_example_twice():
     centres = 50 * np.eye(10, 30, dtype=np.float32)
     x = np.repeat(centres, 60, axis=0) + rng().standard_normal((600, 30), dtype=np.float32)
     parts = partition_by_clusters(x, 100, rng())
-    rows = np.concatenate(parts)
-    assert len(np.unique(rows)) == len(rows)
+    indices = np.concatenate(parts)
+    assert len(np.unique(indices)) == len(indices)
     assert all(len(np.unique(part // 60)) <= 2 for part in parts)
     assert np.mean([len(np.unique(part // 60)) == 2 for part in parts if len(part) > 1]) > 0.9
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.2, 0.7])
-def test_rows_have_the_toeplitz_covariance(correlation):
+def test_examples_have_the_toeplitz_covariance(correlation):
     x = correlated_examples(60_000, 6, correlation, rng())
-    wanted = correlation ** np.abs(np.subtract.outer(np.arange(6), np.arange(6)))
-    assert np.abs(np.cov(x.T) - wanted).max() < 0.03
+    expected = correlation ** np.abs(np.subtract.outer(np.arange(6), np.arange(6)))
+    assert np.abs(np.cov(x.T) - expected).max() < 0.03
 
 
-def test_true_coefficients_are_plus_or_minus_one_and_exactly_as_many_as_asked():
+def test_true_coefficients_are_signs_at_exactly_the_set_density():
     truth = true_coefficients(10, Synthetic(num_features=100, true_density=0.07), rng())
     assert truth.shape == (10, 100)
     assert set(np.unique(truth)) == {-1, 0, 1}
     assert (truth != 0).sum() == 70
 
 
-def test_the_noise_has_the_asked_signal_to_noise_ratio():
+def test_the_noise_has_the_set_signal_to_noise_ratio():
     data = Synthetic(num_examples=20_000, num_features=100, snr=3.0, shift=Shift.NONE)
-    drawn = generate("lr", data, SPREAD, 5)
-    signal = drawn.x @ drawn.truth.T
-    noise = drawn.y - signal[:, 0]
+    dataset = generate("lr", data, SPEC, 5)
+    signal = dataset.x @ dataset.truth.T
+    noise = dataset.y - signal[:, 0]
     assert (signal**2).sum() / (noise**2).sum() == pytest.approx(3.0, rel=0.05)
 
 
 def test_labels_follow_from_noisy_logits():
     quiet = Synthetic(num_examples=300, num_features=40, snr=1e12)
-    two = generate("lg", quiet, SPREAD, 0)
+    two = generate("lg", quiet, SPEC, 0)
     assert np.array_equal(two.y, (two.x @ two.truth[0] > 0).astype(np.float32))
-    many = generate("mc", Synthetic(num_examples=300, num_features=40, num_classes=4, snr=1e12, true_density=0.2), SPREAD, 0)
+    many = generate("mc", Synthetic(num_examples=300, num_features=40, num_classes=4, snr=1e12, true_density=0.2), SPEC, 0)
     assert np.array_equal(many.y, (many.x @ many.truth.T).argmax(1))
 
 
 @pytest.mark.parametrize("shift", [Shift.SCALAR, Shift.VECTOR])
-def test_a_shift_before_labels_moves_features_and_targets_together(shift):
+def test_a_shift_before_the_targets_changes_features_and_targets(shift):
     data = Synthetic(num_examples=400, num_features=30, snr=1e12, true_density=0.2, shift=shift, shift_scale=3.0)
-    drawn = generate("lr", data, SPREAD, 1)
-    assert np.allclose(drawn.y, drawn.x @ drawn.truth[0], atol=1e-3)
+    dataset = generate("lr", data, SPEC, 1)
+    assert np.allclose(dataset.y, dataset.x @ dataset.truth[0], atol=1e-3)
 
 
 @pytest.mark.parametrize("shift", [Shift.SCALAR_AFTER, Shift.VECTOR_AFTER])
-def test_a_shift_after_labels_leaves_the_targets_where_they_were(shift):
-    plain = generate("lr", Synthetic(num_examples=400, num_features=30, shift=Shift.NONE), SPREAD, 1)
-    moved = generate("lr", Synthetic(num_examples=400, num_features=30, shift=shift), SPREAD, 1)
+def test_a_shift_after_the_targets_does_not_change_them(shift):
+    plain = generate("lr", Synthetic(num_examples=400, num_features=30, shift=Shift.NONE), SPEC, 1)
+    moved = generate("lr", Synthetic(num_examples=400, num_features=30, shift=shift), SPEC, 1)
     assert np.array_equal(plain.y, moved.y)
     assert not np.allclose(plain.x, moved.x)
 
 
-def test_a_scalar_shift_is_one_number_a_client():
-    plain = generate("lr", Synthetic(num_examples=400, num_features=30, shift=Shift.NONE), SPREAD, 1)
-    moved = generate("lr", Synthetic(num_examples=400, num_features=30, shift=Shift.SCALAR), SPREAD, 1)
+def test_a_scalar_shift_is_one_number_per_client():
+    plain = generate("lr", Synthetic(num_examples=400, num_features=30, shift=Shift.NONE), SPEC, 1)
+    moved = generate("lr", Synthetic(num_examples=400, num_features=30, shift=Shift.SCALAR), SPEC, 1)
     difference = moved.x - plain.x
     assert np.ptp(difference, axis=1).max() < 1e-5
     ends = np.cumsum(moved.counts)[:-1]
     assert all(np.ptp(part) < 1e-5 for part in np.split(difference, ends) if len(part))
 
 
-def test_test_rows_are_never_shifted():
+def test_test_examples_are_never_shifted():
     data = Synthetic(num_examples=300, num_features=20, true_density=0.1, shift_scale=50.0)
-    assert np.abs(generate("lr", data, SPREAD, 0).test_x).max() < 7
+    assert np.abs(generate("lr", data, SPEC, 0).test_x).max() < 7
 
 
-def test_data_repeats_from_its_seed_and_differs_between_seeds():
+def test_data_is_a_function_of_its_seed():
     data = Synthetic(num_examples=100, num_features=20, true_density=0.1)
-    one, again, other = (generate("lr", data, SPREAD, seed) for seed in (4, 4, 5))
+    one, again, other = (generate("lr", data, SPEC, seed) for seed in (4, 4, 5))
     assert np.array_equal(one.x, again.x) and np.array_equal(one.y, again.y)
     assert not np.array_equal(one.x, other.x)
 
@@ -130,10 +132,10 @@ def test_data_repeats_from_its_seed_and_differs_between_seeds():
         ({"true_density": 0.0001}, "data.true-density: density 0.0001 of 1000 parameters keeps none"),
     ],
 )
-def test_data_that_cannot_be_generated_is_refused(wrong, text):
+def test_invalid_options_of_synthetic_data_raise_an_error(wrong, text):
     with pytest.raises(ValueError, match=text):
         Synthetic(**wrong)
 
 
-def test_streams_of_data_are_named():
+def test_different_purposes_have_different_random_numbers():
     assert not np.array_equal(generator(0, "rows").random(3), generator(0, "noise").random(3))

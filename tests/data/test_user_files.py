@@ -1,4 +1,4 @@
-"""A user's own rows, model and start, through the command line."""
+"""Data files, modules and initial weights of a user, through the command line."""
 
 import io
 import json
@@ -22,16 +22,16 @@ X = RNG.standard_normal((240, 12)).astype(np.float32)
 TRUE = np.zeros(12, np.float32)
 TRUE[[1, 4, 9]] = [2, -3, 1.5]
 Y = X @ TRUE + 5 + 0.1 * RNG.standard_normal(240).astype(np.float32)
-WORDS = np.array(["low", "mid", "high"])[np.digitize(Y, [4, 6])]
+KINDS = np.array(["low", "mid", "high"])[np.digitize(Y, [4, 6])]
 SITES = np.array([f"site {i % 4}" for i in range(240)])
 
 
 @pytest.fixture(autouse=True)
 def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    np.savez("rows.npz", x=X, y=Y, kind=WORDS, site=SITES)
+    np.savez("rows.npz", x=X, y=Y, kind=KINDS, site=SITES)
     lines = [",".join([*(f"f{j}" for j in range(12)), "price", "kind", "site"])]
-    lines += [",".join([*map(str, x), str(y), k, s]) for x, y, k, s in zip(X, Y, WORDS, SITES, strict=True)]
+    lines += [",".join([*map(str, x), str(y), k, s]) for x, y, k, s in zip(X, Y, KINDS, SITES, strict=True)]
     (tmp_path / "rows.csv").write_text("\n".join(lines) + "\n")
     numbers = [line.split(",") for line in lines]
     (tmp_path / "numbers.csv").write_text("\n".join(",".join(parts[:13]) for parts in numbers) + "\n")
@@ -43,17 +43,17 @@ def files(tmp_path, monkeypatch):
     )
 
 
-def trained(capsys, *words, algorithm="fed-round-ht", rounds=10):
+def train(capsys, *options, algorithm="fed-round-ht", rounds=10):
     rounds = min(rounds, 3) if algorithm == "flops" else rounds  # it exchanges every batch
-    code = main(["train", "--task", "file", "--algorithm", algorithm, "--rounds", str(rounds), "--json", "--quiet", *words])
-    said = capsys.readouterr()
-    assert code == 0, said.err
-    return json.loads(said.out.splitlines()[-1])
+    code = main(["train", "--task", "file", "--algorithm", algorithm, "--rounds", str(rounds), "--json", "--quiet", *options])
+    output = capsys.readouterr()
+    assert code == 0, output.err
+    return json.loads(output.out.splitlines()[-1])
 
 
 @pytest.mark.parametrize("algorithm", ["fed-round-ht", "flops-pa", "flops", "fed-iter-ht", "fed-l1", "gradual"])
-def test_regression_on_a_csv_fits_an_intercept_outside_the_density(capsys, algorithm):
-    result = trained(
+def test_regression_fits_an_intercept_not_counted_in_the_density(capsys, algorithm):
+    result = train(
         capsys,
         "--data.path",
         "numbers.csv",
@@ -69,20 +69,20 @@ def test_regression_on_a_csv_fits_an_intercept_outside_the_density(capsys, algor
     assert result["value"] > 0.9
 
 
-def test_without_an_intercept_the_offset_cannot_be_fitted(capsys):
-    words = ["--data.path", "numbers.csv", "--data.target", "price", "--density", "0.25", "--federation.clients", "4"]
-    assert trained(capsys, *words, "--data.no-intercept")["value"] < 0.5
+def test_without_an_intercept_an_offset_cannot_be_fitted(capsys):
+    options = ["--data.path", "numbers.csv", "--data.target", "price", "--density", "0.25", "--federation.clients", "4"]
+    assert train(capsys, *options, "--data.no-intercept")["value"] < 0.5
 
 
-def test_classes_may_be_words_and_clients_may_be_named(capsys):
-    result = trained(capsys, "--data.path", "rows.npz", "--data.target", "kind", "--data.client", "site", "--density", "0.25")
+def test_classes_may_be_options_and_clients_may_be_named(capsys):
+    result = train(capsys, "--data.path", "rows.npz", "--data.target", "kind", "--data.client", "site", "--density", "0.25")
     assert result["metric"] == "accuracy" and result["value"] > 0.8
     assert result["size"] == 36 and result["nonzero"] == 9
 
 
-def test_two_classes_share_one_logit_and_ten_clients_or_all_take_part(capsys):
+def test_two_classes_have_one_logit_and_small_cohorts_are_complete(capsys):
     np.savez("two.npz", x=X, y=np.where(Y > 5, "high", "low"), site=SITES)
-    result = trained(capsys, "--data.path", "two.npz", "--data.client", "site", "--density", "0.25")
+    result = train(capsys, "--data.path", "two.npz", "--data.client", "site", "--density", "0.25")
     assert result["size"] == 12 and result["nonzero"] == 3 and result["value"] > 0.9
     assert result["asked"] == 4 * result["rounds"]
     assert sorted(result["features"]) == ["x1", "x4", "x9"]
@@ -97,23 +97,23 @@ def file_run(path, **settings):
     )
 
 
-def test_clients_agree_on_units_without_the_test_rows_and_the_bytes_are_counted():
-    problem = Simulation(file_run("rows.npz"))
-    np.testing.assert_allclose(problem.standardizer.features.mean, problem.dataset.x.mean(0, dtype=float), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(problem.standardizer.target.scale, problem.dataset.y.std(dtype=float), rtol=1e-5)
-    steps = list(run_rounds(problem.run, problem))
-    agreed = 4 * 2 * (12 + 1) * len(problem.population.clients_with_data)
-    assert [step.metrics["bytes_up"] - step.result.uplink.total for step in steps] == [agreed, 0, 0, 0, 0]
-    assert [step.metrics["bytes_down"] - step.result.downlink.total for step in steps] == [agreed, 0, 0, 0, 0]
+def test_standardization_uses_training_examples_and_counts_its_bytes():
+    simulation = Simulation(file_run("rows.npz"))
+    np.testing.assert_allclose(simulation.standardizer.features.mean, simulation.dataset.x.mean(0, dtype=float), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(simulation.standardizer.target.scale, simulation.dataset.y.std(dtype=float), rtol=1e-5)
+    steps = list(run_rounds(simulation.run, simulation))
+    num_bytes = 4 * 2 * (12 + 1) * len(simulation.population.clients_with_data)
+    assert [step.metrics["bytes_up"] - step.result.uplink.total for step in steps] == [num_bytes, 0, 0, 0, 0]
+    assert [step.metrics["bytes_down"] - step.result.downlink.total for step in steps] == [num_bytes, 0, 0, 0, 0]
 
 
-def test_units_of_the_file_do_not_matter(capsys):
-    moved, scaled = RNG.normal(0, 9, 12), np.exp2(RNG.integers(-8, 9, 12))
-    np.savez("units.npz", x=X * scaled + moved, y=1000 * Y - 70)
+def test_the_units_of_a_file_do_not_change_the_model(capsys):
+    offset, scale = RNG.normal(0, 9, 12), np.exp2(RNG.integers(-8, 9, 12))
+    np.savez("units.npz", x=X * scale + offset, y=1000 * Y - 70)
     plain, other = (Simulation(run).build_model(last(run).parameters) for run in (file_run("rows.npz"), file_run("units.npz")))
     np.testing.assert_array_equal(plain.coef.indices, other.coef.indices)
-    np.testing.assert_allclose(other.coef.toarray(), 1000 * plain.coef.toarray() / scaled, rtol=1e-3)
-    np.testing.assert_allclose(other.predict(X * scaled + moved), 1000 * plain.predict(X) - 70, rtol=1e-3, atol=10)
+    np.testing.assert_allclose(other.coef.toarray(), 1000 * plain.coef.toarray() / scale, rtol=1e-3)
+    np.testing.assert_allclose(other.predict(X * scale + offset), 1000 * plain.predict(X) - 70, rtol=1e-3, atol=10)
     assert last(file_run("units.npz")).metrics["mse"] == pytest.approx(1e6 * last(file_run("rows.npz")).metrics["mse"], rel=1e-2)
 
 
@@ -121,31 +121,31 @@ def last(run):
     return list(run_rounds(run))[-1]
 
 
-def test_a_model_of_a_file_starts_where_it_was_left():
+def test_standardizing_parameters_inverts_the_conversion_to_original():
     run = file_run("rows.npz")
-    problem, theta = Simulation(run), last(run).parameters
-    torch.testing.assert_close(problem.to_standardized(problem.to_original(theta)), theta, rtol=1e-4, atol=1e-6)
+    simulation, parameters = Simulation(run), last(run).parameters
+    torch.testing.assert_close(simulation.to_standardized(simulation.to_original(parameters)), parameters, rtol=1e-4, atol=1e-6)
 
 
-def test_means_without_noise_are_not_sent_where_clients_are_hidden():
-    hidden = {
+def test_private_clients_never_send_means_without_noise():
+    private = {
         "privacy": Privacy(noise_multiplier=1.0),
         "algorithm_name": "fed-avg",
         "federation": FederationConfig(clients=20, participation=0.5),
     }
-    assert Simulation(file_run("rows.npz", **hidden)).standardizer is None
+    assert Simulation(file_run("rows.npz", **private)).standardizer is None
     with pytest.raises(ValueError, match="would not hide; leave it out"):
-        resolve(RunConfig(task="file", data=UserFiles(path=Path("rows.npz"), standardize=True), density=0.25, **hidden))
+        resolve(RunConfig(task="file", data=UserFiles(path=Path("rows.npz"), standardize=True), density=0.25, **private))
     with pytest.raises(ValueError, match="takes rows as they are"):
         resolve(RunConfig(task="file", data=UserFiles(path=Path("rows.npz"), target="kind", standardize=True), model="torch.nn:Identity"))
 
 
-def test_options_of_the_method_default_to_what_suits_the_rows(capsys):
+def test_default_options_depend_on_the_data_file(capsys):
     main(["train", "--task", "file", "--data.path", "rows.npz", "--help"])
     assert "capped" in capsys.readouterr().out.split("[choices: constant,")[1].split("[default:")[1].split("]")[0]
 
 
-def test_whole_numbers_that_may_be_classes_are_remarked_upon(tmp_path):
+def test_integer_targets_that_may_be_classes_cause_a_note(tmp_path):
     lines = ["a,b,y", *(f"{a},{b},{int(a > b)}" for a, b in X[:, :2])]
     (tmp_path / "zero-one.csv").write_text("\n".join(lines))
     assert "for classes use --model logistic" in Simulation(file_run("zero-one.csv", density=0.5)).dataset.note
@@ -153,15 +153,15 @@ def test_whole_numbers_that_may_be_classes_are_remarked_upon(tmp_path):
     assert Simulation(file_run("rows.npz")).dataset.note is None
 
 
-def test_svmlight_rows_stay_sparse_and_may_have_several_labels(capsys):
-    one = trained(capsys, "--data.path", "rows.svm", "--model", "softmax", "--density", "0.25", "--federation.clients", "4", rounds=5)
+def test_svmlight_examples_may_have_several_labels(capsys):
+    one = train(capsys, "--data.path", "rows.svm", "--model", "softmax", "--density", "0.25", "--federation.clients", "4", rounds=5)
     assert one["size"] == 24 and one["value"] > 0.8
-    many = trained(capsys, "--data.path", "many.svm", "--density", "0.25", "--federation.clients", "4", rounds=5)
+    many = train(capsys, "--data.path", "many.svm", "--density", "0.25", "--federation.clients", "4", rounds=5)
     assert many["metric"] == "micro_f1" and many["size"] == 36 and many["value"] > 0.8
 
 
-def test_features_share_gates_and_are_listed_by_name(capsys):
-    words = [
+def test_selected_features_are_listed_by_name(capsys):
+    options = [
         "--data.path",
         "rows.npz",
         "--data.target",
@@ -173,14 +173,14 @@ def test_features_share_gates_and_are_listed_by_name(capsys):
         "--density",
         "0.25",
     ]
-    result = trained(capsys, *words)
+    result = train(capsys, *options)
     assert sorted(result["features"]) == ["x1", "x4", "x9"]
     assert result["nonzero"] == 9
 
 
 @pytest.mark.parametrize("algorithm", ["flops-pa", "flops", "fed-iter-ht", "random-mask"])
-def test_groups_are_kept_or_dropped_whole_by_every_method(capsys, algorithm):
-    words = [
+def test_every_algorithm_keeps_or_drops_whole_groups(capsys, algorithm):
+    options = [
         "--data.path",
         "rows.npz",
         "--data.target",
@@ -192,32 +192,32 @@ def test_groups_are_kept_or_dropped_whole_by_every_method(capsys, algorithm):
         "--density",
         "0.2",
     ]
-    result = trained(capsys, *words, algorithm=algorithm, rounds=3)
+    result = train(capsys, *options, algorithm=algorithm, rounds=3)
     assert result["nonzero"] == 6 and len(result["features"]) == 2  # 7 weights asked for, groups of 3
 
 
-def test_rows_keep_their_shape_for_a_module(capsys, tmp_path):
-    np.savez("images.npz", x=X.reshape(240, 1, 3, 4), y=WORDS)
+def test_examples_keep_their_shape_for_a_module(capsys, tmp_path):
+    np.savez("images.npz", x=X.reshape(240, 1, 3, 4), y=KINDS)
     (tmp_path / "images.py").write_text(
         "from torch import nn\ndef net():\n    return nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Flatten(), nn.Linear(24, 3))\n"
     )
-    words = ["--data.path", "images.npz", "--model", "images:net", "--density", "0.5"]
-    trained(capsys, *words, "--out", "images", rounds=1)
+    options = ["--data.path", "images.npz", "--model", "images:net", "--density", "0.5"]
+    train(capsys, *options, "--out", "images", rounds=1)
     assert main(["predict", "images", "images.npz", "--target", "y"]) == 0
     assert capsys.readouterr().out.count("\n") == 241
-    np.savez("images.npz", x=X, y=WORDS)
-    assert main(["train", "--task", "file", "--quiet", *words]) == 2
+    np.savez("images.npz", x=X, y=KINDS)
+    assert main(["train", "--task", "file", "--quiet", *options]) == 2
     assert "images:net cannot take rows of 12 numbers: " in capsys.readouterr().err
 
 
-def test_a_module_of_ones_own_is_trained(capsys, tmp_path):
+def test_a_module_of_ones_own_is_train(capsys, tmp_path):
     (tmp_path / "nets.py").write_text(
         "from torch import nn\ndef net():\n    return nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))\n"
     )
-    words = ["--data.path", "rows.npz", "--data.target", "kind", "--data.client", "site", "--model", "nets:net", "--density", "0.3"]
-    result = trained(capsys, *words)
+    options = ["--data.path", "rows.npz", "--data.target", "kind", "--data.client", "site", "--model", "nets:net", "--density", "0.3"]
+    result = train(capsys, *options)
     assert result["size"] == 12 * 16 + 16 + 16 * 3 + 3 and result["value"] > 0.7
-    grouped = trained(capsys, *words, "--gate-granularity", "neuron", rounds=1)
+    grouped = train(capsys, *options, "--gate-granularity", "neuron", rounds=1)
     assert grouped["nonzero"] <= result["nonzero"]
 
 
@@ -226,16 +226,16 @@ def test_groups_of_unequal_size_share_one_global_budget(capsys, tmp_path, algori
     (tmp_path / "nets.py").write_text(
         "from torch import nn\ndef net():\n    return nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))\n"
     )
-    words = ["--data.path", "rows.npz", "--data.target", "kind", "--data.client", "site", "--model", "nets:net", "--density", "0.3"]
-    result = trained(
-        capsys, *words, "--gate-granularity", "neuron", "--algorithm.sparsity-allocation", "global", algorithm=algorithm, rounds=1
+    options = ["--data.path", "rows.npz", "--data.target", "kind", "--data.client", "site", "--model", "nets:net", "--density", "0.3"]
+    result = train(
+        capsys, *options, "--gate-granularity", "neuron", "--algorithm.sparsity-allocation", "global", algorithm=algorithm, rounds=1
     )
     allowed = int(0.3 * (12 * 16 + 16 + 16 * 3 + 3))
     assert allowed - 12 < result["nonzero"] <= allowed  # neurons of 12 and 16 weights, biases alone
 
 
-def test_a_run_starts_from_an_earlier_model_or_from_named_tensors(capsys):
-    words = ["--data.path", "numbers.csv", "--data.target", "price", "--density", "0.25", "--federation.clients", "4"]
+def test_initial_weights_come_from_a_model_or_from_named_tensors(capsys):
+    options = ["--data.path", "numbers.csv", "--data.target", "price", "--density", "0.25", "--federation.clients", "4"]
     once = [
         "train",
         "--task",
@@ -248,14 +248,14 @@ def test_a_run_starts_from_an_earlier_model_or_from_named_tensors(capsys):
         "1",
         "--algorithm.local-steps",
         "1",
-        *words,
+        *options,
     ]
 
     def value(*more):
         assert main([*once, *more]) == 0
         return json.loads(capsys.readouterr().out.splitlines()[-1])
 
-    trained(capsys, *words, "--out", "first")
+    train(capsys, *options, "--out", "first")
     warm, cold = value("--init-weights", "first/model.safetensors"), value()
     assert warm["value"] > cold["value"]
     assert warm["bytes_down"] > cold["bytes_down"]  # weights were sent, not a seed
@@ -267,7 +267,7 @@ def test_a_run_starts_from_an_earlier_model_or_from_named_tensors(capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("options", "text"),
     [
         ([], "needs --data.path"),
         (["--data.path", "nowhere.csv"], "is not a file"),
@@ -280,7 +280,7 @@ def test_a_run_starts_from_an_earlier_model_or_from_named_tensors(capsys):
         (["--data.path", "rows.csv", "--data.target", "zzz"], "there are f0, f1, f2, f3, f4, f5, ..., site"),
         (["--data.path", "bad.csv", "--data.target", "b"], "line 3: 3 columns, the header has 2"),
         (["--data.path", "nan.csv", "--data.target", "b"], "not a finite number"),
-        (["--data.path", "one.csv", "--data.target", "b", "--model", "softmax"], "one value only"),
+        (["--data.path", "one.csv", "--data.target", "b", "--model", "softmax"], "only one value"),
         (["--data.path", "numbers.csv", "--data.target", "price", "--model", "guess"], "--model takes linear"),
         (["--data.path", "numbers.csv", "--data.target", "price", "--model", "no.such:thing"], "cannot be loaded"),
         (["--data.path", "numbers.csv", "--data.target", "price", "--gate-granularity", "filter"], "needs a module with layers"),
@@ -288,93 +288,93 @@ def test_a_run_starts_from_an_earlier_model_or_from_named_tensors(capsys):
         (["--data.path", "rows.npz", "--data.target", "kind", "--model", "linear"], "holds words"),
     ],
 )
-def test_rows_that_cannot_be_used_are_refused_in_one_line(words, text, capsys, tmp_path):
+def test_unusable_files_are_one_line_and_exit_code_two(options, text, capsys, tmp_path):
     (tmp_path / "bad.csv").write_text("a,b\n1,2\n1,2,3\n")
     (tmp_path / "nan.csv").write_text("a,b\n1,2\nnan,3\n2,2\n3,1\n")
     (tmp_path / "one.csv").write_text("a,b\n1,2\n2,2\n3,2\n")
-    assert main(["train", "--task", "file", "--quiet", "--density", "0.5", *words]) == 2
-    said = capsys.readouterr().err
-    assert text in said and said.count("\n") == 1
+    assert main(["train", "--task", "file", "--quiet", "--density", "0.5", *options]) == 2
+    error = capsys.readouterr().err
+    assert text in error and error.count("\n") == 1
 
 
-SHORT = {"x": X, "y": Y, "site": SITES}
+ARRAYS = {"x": X, "y": Y, "site": SITES}
 
 
-def harmed(array, place, value):
+def with_value(array, index, value):
     array = array.astype(np.float64)
-    array[place] = value
+    array[index] = value
     return array
 
 
 @pytest.mark.parametrize(
     ("arrays", "text"),
     [
-        ({"x": harmed(X, (3, 2), np.nan)}, "row 4: feature x2 is nan, not a finite number"),
-        ({"x": harmed(X, (0, 11), -np.inf)}, "row 1: feature x11 is -inf"),
-        ({"x": harmed(X, (5, 0), 1e300)}, "row 6: feature x0 is inf, not a finite number in single precision"),
-        ({"y": harmed(Y, 7, np.nan)}, "row 8: the target is not a finite number"),
-        ({"y": harmed(Y, 7, 1e300)}, "row 8: the target is not a finite number"),
+        ({"x": with_value(X, (3, 2), np.nan)}, "row 4: feature x2 is nan, not a finite number"),
+        ({"x": with_value(X, (0, 11), -np.inf)}, "row 1: feature x11 is -inf"),
+        ({"x": with_value(X, (5, 0), 1e300)}, "row 6: feature x0 is inf, not a finite number in single precision"),
+        ({"y": with_value(Y, 7, np.nan)}, "row 8: the target is not a finite number"),
+        ({"y": with_value(Y, 7, 1e300)}, "row 8: the target is not a finite number"),
         ({"x": X + 1j}, "array x is complex64 of shape (240, 12); use real numbers"),
         ({"x": X.astype(str)}, "use real numbers"),
         ({"x": np.float32(1)}, "array x is float32 of shape ()"),
         ({"x": np.zeros(240, dtype=[("a", "f4")])}, "use real numbers"),
-        ({"x": np.zeros((240, 0))}, "has 240 rows and 0 features"),
-        ({"x": np.zeros((0, 3))}, "has 0 rows and 3 features"),
+        ({"x": np.zeros((240, 0))}, "has 240 examples and 0 features"),
+        ({"x": np.zeros((0, 3))}, "has 0 examples and 3 features"),
         ({"x": np.zeros((240, 3), object)}, "array x holds Python objects"),
         ({"y": np.float32(1)}, "the target is float32 of shape ()"),
         ({"y": Y + 1j}, "the target is complex64"),
         ({"y": np.zeros(240, "M8[D]")}, "the target is datetime64[D]"),
-        ({"y": Y[:7]}, "240 rows of features but 7 targets"),
+        ({"y": Y[:7]}, "240 examples but 7 targets"),
         ({"y": np.stack([Y, Y], 1)}, "needs 0 or 1 for each label"),
-        ({"site": SITES[:9]}, "240 rows but data.client has the shape (9,)"),
+        ({"site": SITES[:9]}, "240 examples but data.client has the shape (9,)"),
         ({"site": np.stack([SITES, SITES], 1)}, "data.client has the shape (240, 2)"),
-        ({"site": harmed(np.zeros(240), 4, np.nan)}, "row 5: data.client is empty"),
+        ({"site": with_value(np.zeros(240), 4, np.nan)}, "row 5: data.client is empty"),
         ({"site": np.where(np.arange(240) == 2, " ", SITES)}, "row 3: data.client is empty"),
         ({"site": np.zeros(240, complex)}, "data.client holds complex128"),
     ],
 )
-def test_arrays_that_no_model_could_learn_from_are_refused_in_one_line(arrays, text, capsys):
-    np.savez("bad.npz", **(SHORT | arrays))
+def test_invalid_arrays_are_one_line_and_exit_code_two(arrays, text, capsys):
+    np.savez("bad.npz", **(ARRAYS | arrays))
     assert main(["train", "--task", "file", "--quiet", "--data.path", "bad.npz", "--data.client", "site"]) == 2
-    said = capsys.readouterr().err
-    assert text in said and said.count("\n") == 1
+    error = capsys.readouterr().err
+    assert text in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize("ending", ["npz", "csv", "svm"])
 @pytest.mark.parametrize("harm", [lambda data: b"", lambda data: data[: len(data) // 2 - 1], lambda data: b"\xff\xfe" + data[2:]])
-def test_a_damaged_file_is_refused_in_one_line(ending, harm, capsys, tmp_path):
+def test_a_damaged_file_is_one_line_and_exit_code_two(ending, harm, capsys, tmp_path):
     path = tmp_path / f"rows.{ending}"
     path.write_bytes(harm(path.read_bytes()))
-    words = [] if ending != "csv" else ["--data.target", "kind", "--data.client", "site"]
-    assert main(["train", "--task", "file", "--quiet", "--data.path", path.name, *words]) == 2
-    said = capsys.readouterr().err
-    assert f"rows.{ending}" in said and said.count("\n") == 1 and "pickle" not in said
+    options = [] if ending != "csv" else ["--data.target", "kind", "--data.client", "site"]
+    assert main(["train", "--task", "file", "--quiet", "--data.path", path.name, *options]) == 2
+    error = capsys.readouterr().err
+    assert f"rows.{ending}" in error and error.count("\n") == 1 and "pickle" not in error
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "content", "text"),
     [
-        ("a.csv", "a,a,y\n1,2,3\n", "two columns are called a"),
+        ("a.csv", "a,a,y\n1,2,3\n", "two columns have the name a"),
         ("a.csv", "a,site,y\n1,,3\n", "row 1: data.client is empty"),
         ("a.svm", "1 1:1\n0 2:nan\n", "row 2: feature x2 is nan"),
-        ("a.svm", "1 1:1\n0 2000000000:1\n", "features up to number 2000000000"),
+        ("a.svm", "1 1:1\n0 2000000000:1\n", "a feature with the id 2000000000"),
         ("a.svm", "1 1:1\n0 99999999999999:1\n", "cannot be read as .svm"),
         ("a.svm", "1,nan 1:1\n0 2:1\n", "a label that is not a finite number"),
         ("a.svm", "inf 1:1\n0 2:1\n", "row 1: the target is not a finite number"),
     ],
 )
-def test_lines_that_make_no_sense_are_named(name, text, said, capsys, tmp_path):
-    (tmp_path / name).write_text(text)
-    words = ["--data.client", "site"] if "site" in text else []
-    assert main(["train", "--task", "file", "--quiet", "--data.path", name, *words]) == 2
+def test_the_error_names_the_invalid_entry(name, content, text, capsys, tmp_path):
+    (tmp_path / name).write_text(content)
+    options = ["--data.client", "site"] if "site" in content else []
+    assert main(["train", "--task", "file", "--quiet", "--data.path", name, *options]) == 2
     error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
+    assert text in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["x", "y", "site"])
-def test_an_archive_member_that_is_no_array_is_refused(name, tmp_path, capsys):
+def test_an_archive_member_that_is_not_an_array_is_an_error(name, tmp_path, capsys):
     with zipfile.ZipFile("odd.npz", "w") as archive:
-        for member, array in SHORT.items():
+        for member, array in ARRAYS.items():
             content = io.BytesIO()
             np.save(content, array)
             archive.writestr(f"{member}.npy", b"nonsense" if member == name else content.getvalue())
@@ -393,18 +393,18 @@ def test_a_file_that_changed_is_read_again(tmp_path):
     assert len(read_table(path, "y", None).y) == 3
 
 
-def test_odd_clients_are_remarked_upon_and_trained_with(capsys):
+def test_unusual_clients_cause_a_note_but_no_error(capsys):
     sites = np.where(np.arange(240) == 0, "Site 1 ", SITES)
-    kinds = np.where(SITES == "site 2", "low", WORDS)
+    kinds = np.where(SITES == "site 2", "low", KINDS)
     np.savez("odd.npz", x=X, kind=kinds, site=sites)
-    words = ["--data.path", "odd.npz", "--data.target", "kind", "--data.client", "site", "--density", "0.25"]
-    results = (trained(capsys, *words, "--seed", str(seed), rounds=1) for seed in range(9))
+    options = ["--data.path", "odd.npz", "--data.target", "kind", "--data.client", "site", "--density", "0.25"]
+    results = (train(capsys, *options, "--seed", str(seed), rounds=1) for seed in range(9))
     note = next(result["note"] for result in results if "no training" in result["note"])
-    assert "1 client has no training row: 'Site 1 '" in note
-    assert "1 client has rows of one class only: 'site 2'" in note
-    assert "2 clients have a name that differs only in case or blanks: 'Site 1 ', 'site 1'" in note
+    assert "1 client has no training examples: 'Site 1 '" in note
+    assert "1 client has examples of only one class: 'site 2'" in note
+    assert "2 clients have a name that differs from another only in case or spaces: 'Site 1 ', 'site 1'" in note
 
 
-def test_a_model_for_another_task_is_refused(capsys):
+def test_a_model_option_for_a_built_in_task_is_an_error(capsys):
     assert main(["train", "--task", "lr", "--model", "softmax", "--quiet"]) == 2
     assert "belongs to task file" in capsys.readouterr().err

@@ -266,7 +266,7 @@ def test_a_half_written_line_is_computed_again(made, half):
 def test_a_disk_that_takes_no_more_is_said_in_one_line(code, made, tmp_path, capsys):
     assert breaking_off(3, "--out", "half", error=OSError(code, os.strerror(code))) == 1
     said = capsys.readouterr().err
-    assert f"cannot write into half: {os.strerror(code)}; mend that, then go on with: fedsieve train --resume half" in said
+    assert f"cannot write into half: {os.strerror(code)}; fix this, then continue with: fedsieve train --resume half" in said
     assert said.count("\n") == 1
     assert train("--resume", "half", "--quiet") == 0
     assert left(tmp_path / "half") == left(made / "whole")

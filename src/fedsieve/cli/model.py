@@ -45,7 +45,7 @@ def export(
     run
         a run folder, or a model file (.safetensors, .npz)
     format
-        safetensors: indices and values; npz: a scipy.sparse matrix; onnx: a graph with sparse initializers; torch: a state_dict with exact zeros
+        safetensors: indices and values; npz: scipy.sparse matrix; onnx: graph with sparse initializers; torch: state_dict with exact zeros
     verify
         load the file with scipy, torch or onnxruntime and compare its predictions with those of the run on test examples
     out

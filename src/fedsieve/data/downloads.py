@@ -90,7 +90,7 @@ def fetch(data_file: DataFile, folder: Path, progress: Callable[[int, int], None
     digest = hashlib.sha256(data).hexdigest()
     if data_file.sha256 and not hash_matches(digest, data_file.sha256):
         raise DataError(
-            f"{data_file.name} from {data_file.url} has the SHA-256 {digest[:12]}..., expected {data_file.sha256[:12]}...; it was not stored"
+            f"{data_file.name} from {data_file.url} has SHA-256 {digest[:12]}..., expected {data_file.sha256[:12]}...; it was not stored"
         )
     part = target.with_name(target.name + ".part")
     part.write_bytes(data)

@@ -32,7 +32,7 @@ def read_idx(path: Path) -> UInt8[np.ndarray, "n"] | UInt8[np.ndarray, "n 28 28"
     expected = begin + count * int(np.prod(shape, dtype=int))
     if len(data) != expected:
         raise DataError(
-            f"{path} should have {count} items in {expected} bytes, but has {len(data)} bytes: it is truncated or damaged; download it again"
+            f"{path} should have {count} items in {expected} bytes, but has {len(data)}: it is truncated or damaged; download it again"
         )
     return np.frombuffer(data, np.uint8, offset=begin).reshape(count, *shape)
 
