@@ -74,7 +74,7 @@ def main() -> None:
         result = json.loads((place / "result.json").read_text())
     for way, total, rate in zip(("up", "down"), crossed, idle_rate, strict=True):
         print(
-            f"{way}: packets {result[f'bytes_{way}']}, Flower's objects around them {result[f'flower_overhead_{way}']}, crossed in all {total} B "
+            f"{way}: packets {result[f'bytes_{way}']} B, Flower's objects {result[f'flower_overhead_{way}']} B, in total {total} B "
             f"({NUM_NODES} nodes, {NUM_ROUNDS} rounds, {seconds:.0f} s); an idle node {rate:.0f} B/s"
         )
 

@@ -63,7 +63,9 @@ def read_emnist(folder: Path | None) -> tuple[tuple[np.ndarray, np.ndarray], tup
         images, labels = find_file(folder, EMNIST_FILES[0]), find_file(folder, EMNIST_FILES[1])
     except DataError:
         cut = min(MAX_EMNIST_TRAIN_EXAMPLES, len(test[1]) * 6 // 7)
-        note = f"only EMNIST's test files are present: their first {cut} examples are used for training, the other {len(test[1]) - cut} for testing"
+        note = (
+            f"only EMNIST's test files are present: the first {cut} examples are for training, the other {len(test[1]) - cut} for testing"
+        )
         return (test[0][:cut], test[1][:cut]), (test[0][cut:], test[1][cut:]), note
     x, y = read_pair(images, labels, 62)
     return (np.ascontiguousarray(x.transpose(0, 2, 1)), y), test, None

@@ -32,7 +32,7 @@ def load_user_dataset(
     test, server, train = order[:cut], order[cut : cut + num_server_examples], np.sort(order[cut + num_server_examples :])
     if not len(train):
         raise DataError(
-            f"{len(y)} examples leave none for training: {cut} are held out for testing and {num_server_examples} for the server; add examples"
+            f"{len(y)} examples leave none for training: {cut} are for testing and {num_server_examples} for the server; add examples"
         )
     if table.client is None:
         train_labels = None if labels is None else labels[train]

@@ -31,7 +31,8 @@ def load_initial_weights(path: Path, objective: Objective) -> Tensor:
     mismatched = [name for name, (_, shape) in slices.items() if tuple(tensors[name].shape) != tuple(shape)]
     if mismatched:
         raise ValueError(
-            f"--init-weights {path}: {mismatched[0]} has shape {tuple(tensors[mismatched[0]].shape)}, the model needs {tuple(slices[mismatched[0]][1])}"
+            f"--init-weights {path}: {mismatched[0]} has shape {tuple(tensors[mismatched[0]].shape)}, "
+            f"the model needs {tuple(slices[mismatched[0]][1])}"
         )
     parameters = torch.zeros(objective.layout.size)
     for name, (part, _) in slices.items():
