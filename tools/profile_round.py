@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import fedsieve
 from fedsieve import RunConfig, run_rounds
+from fedsieve.experiments.resolve import resolve
 from fedsieve.runtime import rounds
 
 PACKAGE = Path(fedsieve.__file__).parent
@@ -45,7 +46,7 @@ def profile_round(algorithm_name: str) -> Counter[Function]:
         if is_inside and event == "call" and (function := package_function(frame)):
             calls[function] += 1
 
-    steps = run_rounds(RunConfig(task="lr", algorithm_name=algorithm_name, rounds=3))
+    steps = run_rounds(resolve(RunConfig(task="lr", algorithm_name=algorithm_name, rounds=3)))
     next(steps)
     sys.setprofile(count_call)
     try:

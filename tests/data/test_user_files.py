@@ -134,7 +134,7 @@ def test_private_clients_never_send_means_without_noise():
         "federation": FederationConfig(clients=20, participation=0.5),
     }
     assert Simulation(file_run("rows.npz", **private)).standardizer is None
-    with pytest.raises(ValueError, match="would not hide; leave it out"):
+    with pytest.raises(ValueError, match="without noise, which privacy.noise-multiplier forbids"):
         resolve(RunConfig(task="file", data=UserFiles(path=Path("rows.npz"), standardize=True), density=0.25, **private))
     with pytest.raises(ValueError, match="takes rows as they are"):
         resolve(RunConfig(task="file", data=UserFiles(path=Path("rows.npz"), target="kind", standardize=True), model="torch.nn:Identity"))
