@@ -136,7 +136,8 @@ class SparseFederated(BaseEstimator):
         resumes = self.warm_start and hasattr(self, "coef_")
         rounds_before = self.n_iter_ if resumes else 0
         seed = derive_key(int(check_random_state(self.random_state).randint(2**31 - 1)), "rounds", rounds_before) >> 1
-        objective = Linear(loss=loss, num_features=x.shape[1], num_outputs=num_outputs, intercept=self.fit_intercept)
+        num_features: int = x.shape[1]  # pyright: ignore[reportOptionalSubscript]  # SciPy has no stubs
+        objective = Linear(loss=loss, num_features=num_features, num_outputs=num_outputs, intercept=self.fit_intercept)
         algorithm = self._build_algorithm(objective, is_sparse=issparse(x))
         order, counts = self._assign_clients(x, y if loss in (Loss.LOGISTIC, Loss.SOFTMAX) else None, groups, seed)
         x, y = x[order], y[order]
@@ -207,7 +208,8 @@ class SparseFederated(BaseEstimator):
                 raise ValueError(
                     "partition 'label' needs one class per example, which this target does not have; use 'quantity', 'iid' or 'clusters'"
                 )
-            clients = min(self.n_clients or DEFAULT_NUM_CLIENTS, x.shape[0])
+            num_examples: int = x.shape[0]  # pyright: ignore[reportOptionalSubscript]  # SciPy has no stubs
+            clients = min(self.n_clients or DEFAULT_NUM_CLIENTS, num_examples)
             parts = partition_indices(x, labels, PartitionSpec(clients, partition, DIRICHLET_ALPHA), generator(seed, "partition"))
             return np.concatenate(parts), np.array([len(part) for part in parts])
         for name in ("n_clients", "partition"):
@@ -323,6 +325,7 @@ class SparseFederatedRegressor(RegressorMixin, SparseFederated):
         reject_fit_arguments(others)
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], y_numeric=True)  # noqa: N806
         self._train(X, y.astype(np.float64), Loss.SQUARED, 1, groups)
+        assert isinstance(self.intercept_, np.ndarray)
         self.coef_, self.intercept_ = self.coef_[0], float(self.intercept_[0])
         return self
 

@@ -30,9 +30,12 @@ def field_help(cls: type) -> dict[str, str]:
     for base in reversed(cls.__mro__[:-1]):
         if base.__module__ == "builtins" or not hasattr(base, "__dataclass_fields__"):
             continue
-        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body
+        definition = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        assert isinstance(definition, ast.ClassDef)
+        body = definition.body
         for here, below in zip(body, body[1:], strict=False):
             if isinstance(here, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+                assert isinstance(here.target, ast.Name)
                 texts[here.target.id] = str(below.value.value)
     return texts
 

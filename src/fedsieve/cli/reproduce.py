@@ -21,7 +21,7 @@ TUNING_DIR, SELECTED_OPTIONS_FILE = "tuning", "chosen.json"
 
 
 def reproduce(
-    study: StudyName,
+    study: StudyName,  # pyright: ignore[reportInvalidTypeForm]  # its names are known only at run time
     *,
     scale: ScaleName = ScaleName.SHORT,
     jobs: Integer = 1,

@@ -72,7 +72,7 @@ def select_task(arguments: EarlyArguments) -> Task:
     """Return the task whose options are offered. Errors in a user's file are reported later, by `resolve`."""
     if arguments.task != "file" or arguments.path is None:
         return TASKS[arguments.task if arguments.task in TASKS else "lr"]
-    columns = {"target": arguments.target, "client": arguments.client}
+    columns: dict[str, Any] = {"target": arguments.target, "client": arguments.client}
     columns = {name: value for name, value in columns.items() if value is not None}
     try:
         return file_task(UserFiles(path=Path(arguments.path), **columns), arguments.model)
@@ -86,7 +86,7 @@ def run_options(task: Task, algorithm_options: type, *, exclude: tuple[str, ...]
     top = option_class(RunConfig, "RunOptions", type_overrides=OPTION_TYPES, flags=FLAGS, exclude=(*SECTIONS, *exclude), shown=shown["run"])
     kinds = {"data": task.data_options} | SECTION_CLASSES
     parts = {name: option_class(kind, f"{kind.__name__}Options", group=PANELS[name], shown=shown[name]) for name, kind in kinds.items()}
-    within = [(name, kind, field(default=kind())) for name, kind in parts.items()]
+    within: list[tuple[str, Any, Any]] = [(name, kind, field(default=kind())) for name, kind in parts.items()]
     within.append(("algorithm", Annotated[algorithm_options, FLATTENED], field(default=algorithm_options())))
     return make_dataclass("RunOptions", within, bases=(top,), kw_only=True, frozen=True, namespace={"__module__": __name__})
 

@@ -32,10 +32,10 @@ class CsrMatrix(Protocol):
     indptr: Any
     indices: Any
     data: Any
-    shape: tuple[int, ...]
+    shape: Any
 
-    def __getitem__(self, rows: Any, /) -> "CsrMatrix":
-        """Return some rows."""
+    def __getitem__(self, rows: Any, /) -> Any:
+        """Return some rows, as such a matrix."""
         ...
 
 

@@ -291,7 +291,7 @@ def parse_shape(reply: Message) -> tuple[int, ...]:
     record = reply.content.config_records["reply"].get("row")
     if not isinstance(record, list) or not all(is_count(length) and length > 0 for length in record):
         raise wire.PacketError("its reply lacks the shape of its examples")
-    return tuple(record)
+    return tuple(length for length in record if is_count(length))
 
 
 def parse_clock(message: Message) -> Clock:

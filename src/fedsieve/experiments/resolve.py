@@ -75,8 +75,9 @@ class ResolvedRun:
     @property
     def config(self) -> RunConfig:
         """The settings as a RunConfig in which nothing is None that has a default: resolve(run.config) == run."""
-        values = {f.name: getattr(self, f.name) for f in fields(RunConfig)}
-        return RunConfig(**values | {"federation": FederationConfig(**asdict(self.federation))})
+        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(RunConfig)}
+        values["federation"] = FederationConfig(**asdict(self.federation))
+        return RunConfig(**values)
 
     @property
     def metric(self) -> str:

@@ -101,6 +101,8 @@ def iterate_epsilon(run: ResolvedRun, simulation: Simulation, first_round: int) 
     """Return the privacy loss after each round, or None for a run without differential privacy."""
     if not run.privacy.noise_multiplier:
         return None
+    assert run.algorithm.privacy is not None
+    assert run.privacy.delta is not None, "`resolve` sets it"
     num_clients = len(simulation.population.clients_with_data)
     cohort = min(run.algorithm.privacy.cohort_size, num_clients)
     return epsilon_by_round(
@@ -156,8 +158,9 @@ def start_run(
     with run_directory.lock(folder):
         write_settings(folder, run, describe_run(run, simulation))
         if getattr(run.algorithm, "all_gates_start_closed", bool)() and not quiet:
+            probability: float = getattr(run.algorithm, "initial_gate_probability")  # noqa: B009 - not every algorithm has it
             print(
-                f"note: algorithm.initial-gate-probability {run.algorithm.initial_gate_probability:g} starts every test-time gate at 0; "
+                f"note: algorithm.initial-gate-probability {probability:g} starts every test-time gate at 0; "
                 f"from about 0.17 they start open",
                 file=sys.stderr,
             )

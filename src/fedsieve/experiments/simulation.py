@@ -2,7 +2,7 @@
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -11,9 +11,9 @@ from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from fedsieve.core.reply_validation import ReplyLimits
-from fedsieve.core.types import Traffic
+from fedsieve.core.types import CsrMatrix, Traffic
 from fedsieve.data import standardization, user_files
-from fedsieve.data.federated_dataset import FederatedDataset, PartitionSpec
+from fedsieve.data.federated_dataset import FederatedDataset, Matrix, PartitionSpec
 from fedsieve.data.standardization import Standardizer
 from fedsieve.experiments.config import ByteCounting, EvaluationSplit
 from fedsieve.experiments.resolve import ResolvedRun
@@ -108,8 +108,9 @@ class Simulation:
     @property
     def feature_std(self) -> np.ndarray | None:
         """The scale of each feature, where clients agreed on one."""
-        known = self.standardizer is not None and isinstance(self.dataset.x, np.ndarray)
-        return self.standardizer.features.scale if known else None
+        if self.standardizer is None or not isinstance(self.dataset.x, np.ndarray):
+            return None
+        return self.standardizer.features.scale
 
     @property
     def standardization_traffic(self) -> Traffic:
@@ -121,6 +122,7 @@ class Simulation:
         """A model for rows as the user has them, as it is trained."""
         if self.standardizer is None:
             return theta
+        assert isinstance(self.run.objective, Linear), "only linear models are standardized"
         matrix, intercept = self.run.objective.unflatten(theta)
         return self.standardizer.to_standardized(
             matrix.double().numpy(force=True), None if intercept is None else intercept.double().numpy(force=True)
@@ -130,9 +132,9 @@ class Simulation:
         """The model under training, for rows as the user has them; what is not zero stays so in the smallest units."""
         if self.standardizer is None:
             return theta
-        coef, intercept = self.standardizer.to_original(
-            *(None if part is None else part.cpu() for part in self.run.objective.unflatten(theta))
-        )
+        assert isinstance(self.run.objective, Linear), "only linear models are standardized"
+        matrix, free = self.run.objective.unflatten(theta)
+        coef, intercept = self.standardizer.to_original(matrix.cpu(), None if free is None else free.cpu())
         parts = (coef.reshape(-1), intercept if self.run.objective.intercept else [])
         found = torch.from_numpy(np.concatenate(parts)).to(theta)
         return torch.where((found == 0) & (theta != 0), torch.finfo(torch.float32).tiny, found)
@@ -153,7 +155,7 @@ class Simulation:
         return self._make_client_data(*self._standardize(self.dataset.server_x, self.dataset.server_y), [len(self.dataset.server_y)])
 
     @cached_property
-    def test_set(self) -> tuple[Tensor | csr_matrix, Tensor]:
+    def test_set(self) -> tuple[Tensor | CsrMatrix, Tensor]:
         """Test rows, of linear models feature by feature: a sparse model reads only the features it uses."""
         x = self.dataset.test_x
         if isinstance(x, np.ndarray):
@@ -187,7 +189,8 @@ class Simulation:
     def evaluate(self, theta: Tensor) -> dict[str, float]:
         """Test metrics of a parameter vector under training, in the user's units."""
         x, y = self.test_set
-        return metrics.METRICS_BY_LOSS[self.run.task_spec.loss][0](self.run.objective.predict(self.to_original(theta), x), y)
+        outputs = self.run.objective.predict(self.to_original(theta), x)  # pyright: ignore[reportArgumentType]  # modules: no CSR
+        return metrics.METRICS_BY_LOSS[self.run.task_spec.loss][0](outputs, y)
 
     def support_recovery(self, theta: Tensor) -> dict[str, float]:
         """How well its support is the true one, where that is known."""
@@ -216,11 +219,12 @@ class Simulation:
             **names,
         )
 
-    def _standardize(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _standardize(self, x: Matrix, y: np.ndarray) -> tuple[Matrix, np.ndarray]:
         return (x, y) if self.standardizer is None else self.standardizer.apply(x, y)
 
-    def _make_client_data(self, x: np.ndarray, y: np.ndarray, examples_per_client: Any) -> ClientData:
+    def _make_client_data(self, x: Matrix, y: np.ndarray, examples_per_client: Any) -> ClientData:
         rows = x.astype(np.dtype(str(self.run.dtype).removeprefix("torch."))) if isinstance(x, csr_matrix) else self._to_tensor(x)
+        rows = cast("Tensor | CsrMatrix", rows)  # SciPy has no stubs
         return ClientData(rows, self._to_tensor(y), examples_per_client, self.run.objective, self.run.algorithm.workload.batch_size)
 
     def _to_tensor(self, array: np.ndarray) -> Tensor:

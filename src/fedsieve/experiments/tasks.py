@@ -13,7 +13,6 @@ from fedsieve.algorithms.flops_pa import GateNoise
 from fedsieve.algorithms.sieve_rules import Ending, Uplink
 from fedsieve.core.aggregation import ClientWeighting
 from fedsieve.core.optimizers import StepRule
-from fedsieve.core.types import Objective
 from fedsieve.data import builtin, user_files, user_partition
 from fedsieve.data.builtin import BuiltinFiles
 from fedsieve.data.federated_dataset import FederatedDataset
@@ -55,7 +54,7 @@ class Task:
     data_options: type
     load: Callable[..., FederatedDataset]
     """(options, spread, seed, server rows) -> rows on clients"""
-    make_objective: Callable[[Any, GateGranularity], Objective]
+    make_objective: Callable[[Any, GateGranularity], Linear | Module]
     """(options, what shares a gate) -> the loss"""
     clients: int = 100
     min_cohort: int = 1
@@ -114,7 +113,7 @@ def file_task(data: UserFiles, model: str | None) -> Task:
         raise ValueError("task file needs --data.path with a .npz, .csv or .svm file")
     table = user_files.read_table(data.path, data.target, data.client)
     kind = model or infer_model(table.y)
-    features = table.x.shape[1]
+    features: int = table.x.shape[1]  # pyright: ignore[reportOptionalSubscript]  # SciPy has no stubs
     if table.y.ndim != 1 and kind != "multilabel":
         raise ValueError(f"--model {kind} needs one value a row to predict; data.target {data.target} has {table.y.ndim} dimensions")
     if kind == "linear":
@@ -136,7 +135,7 @@ def file_task(data: UserFiles, model: str | None) -> Task:
     else:
         raise ValueError(f"--model takes linear, logistic, softmax, multilabel or PACKAGE.MODULE:FACTORY; got {kind}")
 
-    def make_objective(_: UserFiles, granularity: GateGranularity) -> Objective:
+    def make_objective(_: UserFiles, granularity: GateGranularity) -> Linear | Module:
         if ":" in kind:
             build = load_factory(kind)
             return Module(module=build(), factory=build, granularity=granularity)
@@ -149,13 +148,14 @@ def file_task(data: UserFiles, model: str | None) -> Task:
 
     classes = {Loss.LOGISTIC: np.float32, Loss.SOFTMAX: np.int64}.get(loss)
     module, sparse = ":" in kind, not isinstance(table.x, np.ndarray)
+    rows: int = table.x.shape[0]  # pyright: ignore[reportOptionalSubscript]  # SciPy has no stubs
     return Task(
         description="your own rows",
         loss=loss,
         data_options=UserFiles,
         load=load,
         make_objective=make_objective,
-        clients=min(100, max(1, table.x.shape[0] // 20)) if table.client is None else len(np.unique(table.client)),
+        clients=min(100, max(1, rows // 20)) if table.client is None else len(np.unique(table.client)),
         partition=Partition.QUANTITY if classes is None else Partition.LABEL,
         min_cohort=MIN_COHORT,
         shared_options=NETWORK_DEFAULTS if module else {},
@@ -187,7 +187,8 @@ def class_warning(y: np.ndarray) -> str | None:
 def user_data_defaults(algorithm_type: type[BaseAlgorithm], objective: Linear, *, sparse: bool) -> dict[str, Any]:
     """How a method is set for a linear model of a user's own rows."""
     narrow = not sparse or objective.num_features <= MAX_CAPPED_FEATURES
-    small = objective.loss is Loss.SQUARED or objective.layout.num_gated <= algorithm_type.batch_size
+    default: Any = algorithm_type.batch_size  # a number in every method
+    small = objective.loss is Loss.SQUARED or objective.layout.num_gated <= default
     bounded = narrow and small and algorithm_type.step_rule is StepRule.POLYAK
     return (CAPPED_STEP if bounded else {}) | (USER_DATA_SIEVE if algorithm_type.holds_everywhere else {})
 
@@ -230,7 +231,7 @@ TASKS = {
         loss=Loss.SQUARED,
         data_options=UserFiles,
         load=user_partition.load_user_dataset,
-        make_objective=lambda *_: None,
+        make_objective=lambda *_: None,  # pyright: ignore[reportArgumentType]  # `get_task` replaces this entry before it is used
         sieve=USER_DATA_SIEVE,
     ),
 }
@@ -238,10 +239,10 @@ TASKS = {
 
 def default_options(task: Task, algorithm_type: type[BaseAlgorithm], model: str | None) -> dict[str, Any]:
     """Defaults of a method on this task, or for a module of the user's own."""
-    settings = dict(NETWORK_DEFAULTS if model is not None and ":" in str(model) else task.shared_options)
+    settings: dict[str, Any] = dict(NETWORK_DEFAULTS if model is not None and ":" in str(model) else task.shared_options)
     return select_supported(
         algorithm_type,
-        settings | (task.sieve if algorithm_type.holds_everywhere else task.tuned_options) | task.option_rule(algorithm_type),
+        {**settings, **(task.sieve if algorithm_type.holds_everywhere else task.tuned_options), **task.option_rule(algorithm_type)},
     )
 
 

@@ -92,7 +92,7 @@ def open_trackio(folder: Path, config: dict[str, Any]) -> Iterator[LogFunction]:
 @contextmanager
 def open_wandb(folder: Path, config: dict[str, Any]) -> Iterator[LogFunction]:
     """Off-line unless WANDB_MODE says otherwise."""
-    import wandb as package
+    import wandb as package  # pyright: ignore[reportMissingImports]  # optional
 
     mode = os.environ.get("WANDB_MODE", "offline")
     with package.init(project=PROJECT, name=folder.name, config=config, dir=str(folder), mode=mode) as run:
@@ -102,7 +102,7 @@ def open_wandb(folder: Path, config: dict[str, Any]) -> Iterator[LogFunction]:
 @contextmanager
 def open_mlflow(folder: Path, config: dict[str, Any]) -> Iterator[LogFunction]:
     """On this machine unless MLFLOW_TRACKING_URI says otherwise."""
-    import mlflow as package
+    import mlflow as package  # pyright: ignore[reportMissingImports]  # optional
 
     package.set_experiment(PROJECT)
     with package.start_run(run_name=folder.name):

@@ -38,6 +38,7 @@ def ablation_study(scale: Scale) -> Study:
     conditions = []
     for (task, setting), factor in cases.items():
         default = equal_bytes.with_factor(equal_bytes.base_run(scale, task, REFERENCE_ALGORITHM), factor)
+        assert default.algorithm is not None, "`base_run` resolves it"
         seeds = scale.real_seeds if task in FAST_REAL_TASKS else scale.seeds
         for variant, options in VARIANTS.items():
             run = replace(default, algorithm=replace(default.algorithm, **options))

@@ -77,7 +77,7 @@ def with_factor(run: RunConfig, factor: Mapping[str, Any]) -> RunConfig:
 
 def task_algorithm_pairs(scale: Scale) -> list[tuple[str, str]]:
     """Return tasks with the algorithms that are compared on them."""
-    synthetic = list(product(paper.SYNTHETIC_TASKS, ALGORITHM_NAMES))
+    synthetic: list[tuple[str, str]] = list(product(paper.SYNTHETIC_TASKS, ALGORITHM_NAMES))
     real = [(task, name) for task, name in product(REAL_TASK_FACTORS, ALGORITHM_NAMES) if name != TOO_EXPENSIVE]
     return synthetic if scale.is_smoke_test else synthetic + real
 
@@ -104,6 +104,7 @@ def tuning_study(scale: Scale) -> Study:
         if task in REAL_TASK_FACTORS:
             seeds = TUNING_SEEDS[:1]
             if task != FAST_REAL_TASK:
+                assert run.rounds is not None, "`base_run` resolves it"
                 run = replace(run, rounds=run.rounds // 3)
         label = {"task": task, "algorithm": name}
         conditions += tuning.build_conditions(run, 1 if name == REFERENCE_ALGORITHM else num_trials, seeds, label)
@@ -144,6 +145,7 @@ def equal_bytes_study(scale: Scale, options_by_name: Mapping[str, Mapping[str, A
     for name, options in options_by_name.items():
         task, algorithm = name.split(" ", 1)
         default = base_run(scale, task, algorithm.split(",")[0])
+        assert default.algorithm is not None, "`base_run` resolves it"
         tuned = replace(default, algorithm=tuning.apply_options(default.algorithm, options))
         for factor, changes in REAL_TASK_FACTORS.get(task, FACTORS).items():
             if (scale.is_smoke_test and factor not in SMOKE_FACTORS) or (task == "lr" and factor in CLASSIFICATION_FACTORS):

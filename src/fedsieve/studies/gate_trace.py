@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedsieve.algorithms.base import BaseAlgorithm
-from fedsieve.algorithms.gated import HasGates
+from fedsieve.algorithms.gated import HasGateDistribution, HasGates
 from fedsieve.core import gates
 
 MAX_MAP_ROUNDS = 50
@@ -29,6 +29,7 @@ class GateTrace:
         size = server.layout.num_gated
         self.masks.append((theta[:size] != 0).numpy(force=True))
         if isinstance(server, HasGates):
+            assert isinstance(self.algorithm, HasGateDistribution)
             test_gates = gates.compute_test_gates(self.algorithm.shape, server.log_alpha[:size])
             self.gates.append(test_gates.to(torch.float16).numpy(force=True))
 

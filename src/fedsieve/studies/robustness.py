@@ -50,7 +50,7 @@ def _condition(
         "malicious": malicious_fraction,
         "aggregator": aggregator.value,
     }
-    sizes = {"num_examples": scale.num_examples, "num_features": scale.num_features} if scale.is_smoke_test else DATA_SIZES
+    sizes: dict[str, Any] = {"num_examples": scale.num_examples, "num_features": scale.num_features} if scale.is_smoke_test else DATA_SIZES
     failures = Failures()
     if attack is not None:
         failures = Failures(malicious_fraction=malicious_fraction, attack=attack, attack_scale=ATTACK_SCALES[attack])

@@ -200,6 +200,7 @@ def _execute(job: Job, row: Row) -> None:
                 trace.record(measured.result.server, parameters)
     finally:
         row["curves"] = extract_curves(metrics, run.metric)
+    assert parameters is not None, "a run has at least one round"
     summary = summarize(run, simulation, metrics, parameters)
     row |= {"rounds": len(metrics), "seconds": summary["seconds"], "note": summary["note"], "trace": trace and trace.to_dict()}
     row["values"] = {name: value for name, value in summary.items() if isinstance(value, float) and name != "seconds"}
