@@ -1,7 +1,7 @@
 """Types and protocols shared by algorithms, objectives and engines. Letters: p parameters, m kept weights, k clients, b examples."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from operator import add
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -118,11 +118,15 @@ class Traffic:
 
     def __add__(self, other: "Traffic") -> "Traffic":
         """The sum of two messages."""
-        return Traffic(*map(add, astuple(self), astuple(other)))
+        return Traffic(*map(add, self._sizes(), other._sizes()))
 
     def __mul__(self, num_copies: int) -> "Traffic":
         """The same message sent several times."""
-        return Traffic(*(num_copies * part for part in astuple(self)))
+        return Traffic(*(num_copies * size for size in self._sizes()))
+
+    def _sizes(self) -> tuple[int, ...]:
+        """Return all fields in order; `dataclasses.astuple` copies deeply and is slow."""
+        return (self.paper_formula, self.payload, self.total, self.header, self.positions, self.scalars, self.weights, self.gates)
 
 
 class ExchangeResult(NamedTuple):
