@@ -15,7 +15,7 @@ from fedsieve.algorithms.gated_support import gated_support
 from fedsieve.core import constraint, gates, optimizers, topk
 from fedsieve.core.constraint import DualUpdate
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT
-from fedsieve.core.optimizers import Moments, initial_moments
+from fedsieve.core.optimizers import Moments, Optimizer, initial_moments
 from fedsieve.core.packets import Packet, SparseVector, sparse_packet
 from fedsieve.core.quantization import quantize, quantize_gates
 from fedsieve.core.random import Draw
@@ -150,13 +150,20 @@ class FlopsPA(GatedAlgorithm):
         sends_gates = self.gate_encoding is GateEncoding.GATES
         mean = self.aggregate_replies(packet, replies, server.theta, clock, draw)
         gate = clip_received_gates(mean["gate"], server.layout) if sends_gates else mean["gate"]
-        sent = packet.restrict(server.theta)
-        theta, moments = self.server_update(server.moments, sent, mean["theta"])
-        theta = torch.add(theta, server.theta - sent, alpha=self.residual_decay)
+        theta, moments = self.server_step(server, packet, mean["theta"])
         log_alpha = self.solve_dual(self.normalize_log_alpha(self.log_alpha_from(gate), server.layout), server.layout, clock)
         multiplier = self.ascend(server.multiplier, log_alpha, server.layout, clock)
         weights = theta / gate if sends_gates else theta
         return server._replace(theta=theta, weights=weights, log_alpha=log_alpha, multiplier=multiplier, moments=moments)
+
+    def server_step(self, server: Server, packet: Packet, mean: Float[Tensor, " p"]) -> tuple[Float[Tensor, " p"], Moments]:
+        """sent + server step towards the mean + residual_decay * (theta - sent), where sent is theta on the support."""
+        if self.server_optimizer is Optimizer.SGD and packet.support is not None:
+            rate, decay = self.server_learning_rate, self.residual_decay
+            return optimizers.sgd_from_support(server.theta, mean, packet.support, rate, decay), server.moments
+        sent = packet.restrict(server.theta)
+        theta, moments = self.server_update(server.moments, sent, mean)
+        return torch.add(theta, server.theta - sent, alpha=self.residual_decay), moments
 
     # Messages have the same form in both directions (L171)
 

@@ -6,7 +6,7 @@ from math import inf
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from fedsieve.kernels import accelerated
@@ -116,3 +116,13 @@ def step_size(
 def _constant_step(num_clients: int, rate: float, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "k 1"]:
     """One step size for all clients; cached, because it is the same in every step of a round."""
     return torch.full((num_clients, 1), rate, dtype=dtype, device=device)
+
+
+def sgd_from_support(
+    params: Float[Tensor, " n"], mean: Float[Tensor, " n"], support: Int64[Tensor, " m"], rate: float, residual_decay: float
+) -> Float[Tensor, " n"]:
+    """An SGD step towards the mean from parameters on a support, plus a fraction of those off it: no dense difference is formed."""
+    sent = params[support]
+    stepped = sent - rate * (sent - mean[support])
+    off_support = mean if rate == 1 else rate * mean
+    return torch.add(off_support, params, alpha=residual_decay).scatter_(0, support, stepped)
