@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,8 +15,7 @@ from fedsieve.kernels import MIN_SIZE, accelerated
 def attach(monkeypatch):
     """A reference that returns "reference", with a kernel that returns "kernel"."""
     monkeypatch.setattr(kernels, "KERNELS", {})
-    monkeypatch.setattr(kernels.Kernel, "run", lambda kernel, *args: "kernel")
-    monkeypatch.setattr(kernels, "load", lambda module: kernels)
+    monkeypatch.setattr(kernels, "load", lambda module: SimpleNamespace(name=lambda *args: "kernel"))
 
     def decorate(**options):
         @accelerated("vector", "name", **options)

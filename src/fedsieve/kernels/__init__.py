@@ -86,29 +86,31 @@ def accelerated(
         defaults = tuple(each.default for each in call.parameters.values() if each.default is not Parameter.empty)
         paths = [path.partition(".") for path in tensors]
         operands = [(names.index(name), attrgetter(attribute) if attribute else None) for name, _, attribute in paths]
-        kernel = KERNELS[name] = Kernel(module, name, reference, returns)
-
-        def fits(args: tuple[Any, ...]) -> bool:
-            length = args[operands[0][0]].shape[-1] if size is None else size(*args)
-            if length < min_size and not (exact and "fedsieve.kernels.vector" in sys.modules):
-                return False
-            for position, attribute in operands:
-                tensor = args[position] if attribute is None else attribute(args[position])
-                if tensor is None:
-                    continue
-                if tensor.dtype is not torch.float32 or not tensor.is_cpu or (contiguous and not tensor.is_contiguous()):
-                    return False
-            return (condition is None or condition(*args)) and load(module) is not None
+        first = operands[0][0] if operands else 0
+        KERNELS[name] = Kernel(module, name, reference, returns)
 
         @wraps(reference)
         def dispatch(*args: Any, **kwargs: Any) -> Any:
+            # One function instead of several: it runs many times in every local step.
             if kwargs:
                 bound = call.bind(*args, **kwargs)
                 bound.apply_defaults()
                 args = bound.args
             elif len(args) < count:
                 args += defaults[len(args) - count :]
-            return kernel.run(*args) if fits(args) else reference(*args)
+            length = args[first].shape[-1] if size is None else size(*args)
+            if length < min_size and not (exact and "fedsieve.kernels.vector" in sys.modules):
+                return reference(*args)
+            for position, attribute in operands:
+                tensor = args[position] if attribute is None else attribute(args[position])
+                if tensor is not None and (
+                    tensor.dtype is not torch.float32 or not tensor.is_cpu or (contiguous and not tensor.is_contiguous())
+                ):
+                    return reference(*args)
+            if (condition is not None and not condition(*args)) or (compiled := load(module)) is None:
+                return reference(*args)
+            result = getattr(compiled, name)(*args)
+            return result if returns is None else returns(*result)
 
         return dispatch
 
