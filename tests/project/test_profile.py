@@ -11,7 +11,6 @@ CODE = "import sys; from profile_round import MAX_FUNCTIONS, profile_round as p;
 
 
 @pytest.mark.parametrize("algorithm", ["flops-pa", "fed-avg"])
-@pytest.mark.xfail(strict=False, reason="holds once the restructured algorithms and runtime are merged")
 def test_a_round_calls_at_most_the_target_number_of_functions(algorithm):
     """In a process without the type checks of the suite, which would wrap every function."""
     done = subprocess.run([sys.executable, "-c", CODE, algorithm], cwd=ROOT / "tools", capture_output=True, text=True, check=True)
