@@ -8,8 +8,8 @@ from torch import Tensor
 
 from fedsieve.algorithms.gated import GatedAlgorithm
 from fedsieve.core import constraint
+from fedsieve.core.feature_tables import FeatureTables
 from fedsieve.core.gates import LOG_ALPHA_LIMIT
-from fedsieve.core.touched import FeatureTables
 from fedsieve.core.types import Batch, Clock, EngineSupport, LinearObjective
 
 MAX_FIRST_ORDER_DRIFT = 0.01

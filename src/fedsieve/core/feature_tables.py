@@ -1,4 +1,4 @@
-"""A step on the features a batch of sparse rows touches, in tables (features, outputs) of theta~ and phi that hold more of them."""
+"""A gated step on the features of a sparse batch, in place in tables (features, outputs) of theta~ and phi that hold more features."""
 
 from typing import NamedTuple
 
