@@ -157,7 +157,8 @@ class Sieve(Rules):
         if not now.searching(clock):
             sent = (client.packet.support_mask(weights.dtype) > 0).expand_as(weights)
         elif now.travels is Uplink.UPDATES:
-            asked = client.packet.scalars.get("signs", now.most_signs(clock))
+            most: float = now.most_signs(clock)
+            asked = client.packet.scalars.get("signs", most)
             sent = now.top_mask(vector, client.log_alpha, layout, float(asked))
         else:
             sent = kept

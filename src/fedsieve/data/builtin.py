@@ -51,7 +51,8 @@ def load_builtin_dataset(task: str, data: BuiltinFiles, spec: PartitionSpec, see
     loader = SYNTHETIC_LOADERS[task] if data.source is Source.SYNTHETIC else LOADERS[task]
     (x, y), (test_x, test_y), note = loader(data.path)
     if data.num_examples is not None:
-        subset = np.sort(generator(seed, "subset").permutation(x.shape[0])[: data.num_examples])
+        num_rows: int = x.shape[0]  # pyright: ignore[reportOptionalSubscript]  # SciPy has no stubs
+        subset = np.sort(generator(seed, "subset").permutation(num_rows)[: data.num_examples])
         x, y = x[subset], y[subset]
     labels = y if y.ndim == 1 else None
     x, y, counts, server_x, server_y = partition_dataset(x, y, labels, spec, generator(seed, "partition"), num_server_examples)

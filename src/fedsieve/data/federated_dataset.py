@@ -44,11 +44,12 @@ class FederatedDataset(NamedTuple):
 
 def partition_indices(x: Matrix, labels: np.ndarray | None, spec: PartitionSpec, rng: np.random.Generator) -> ClientIndices:
     """The indices of each client's examples; `labels` are classes, or None if the task has none."""
+    num_examples: int = x.shape[0]  # pyright: ignore[reportOptionalSubscript]  # SciPy has no stubs
     match spec.partition:
         case Partition.IID:
-            return partition_iid(x.shape[0], spec.num_clients, rng)
+            return partition_iid(num_examples, spec.num_clients, rng)
         case Partition.QUANTITY:
-            return partition_by_quantity(x.shape[0], spec.num_clients, spec.alpha, rng)
+            return partition_by_quantity(num_examples, spec.num_clients, spec.alpha, rng)
         case Partition.CLUSTERS:
             return partition_by_clusters(x, spec.num_clients, rng)
         case Partition.LABEL:
@@ -63,7 +64,7 @@ def partition_dataset(
     x: Matrix, y: np.ndarray, labels: np.ndarray | None, spec: PartitionSpec, rng: np.random.Generator, num_server_examples: int
 ) -> tuple[Matrix, np.ndarray, np.ndarray, Matrix, np.ndarray]:
     """Examples ordered by client with their counts, and the examples of the server, which are drawn first."""
-    order = rng.permutation(x.shape[0])
+    order = rng.permutation(x.shape[0])  # pyright: ignore[reportOptionalSubscript]  # SciPy has no stubs
     server, clients = order[:num_server_examples], np.sort(order[num_server_examples:])
     parts = partition_indices(x[clients], None if labels is None else labels[clients], spec, rng)
     by_client = clients[np.concatenate(parts)]

@@ -1,6 +1,7 @@
 """Partitions of examples: one array of indices per client, possibly empty."""
 
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -52,7 +53,8 @@ def partition_by_clusters(
     from sklearn.cluster import MiniBatchKMeans
 
     pieces_per_cluster = -(-2 * num_clients // num_clusters)
-    kmeans = MiniBatchKMeans(num_clusters, random_state=int(rng.integers(2**31)), n_init=3)
+    options: dict[str, Any] = {"n_init": 3}  # scikit-learn has no stubs
+    kmeans = MiniBatchKMeans(num_clusters, random_state=int(rng.integers(2**31)), **options)
     cluster = kmeans.fit_predict(x)
     pieces = [list(np.array_split(rng.permutation(np.flatnonzero(cluster == c)), pieces_per_cluster)) for c in range(num_clusters)]
     return [

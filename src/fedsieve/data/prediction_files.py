@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -51,7 +51,7 @@ def read_examples(path: Path, model_input: ModelInput, target: str | None) -> Pr
     values = data.x.data if isinstance(data.x, csr_matrix) else data.x
     if not np.isfinite(values).all():
         raise DataError(f"{path} has a feature that is not a finite number; remove or replace it")
-    if data.x.shape[0] == 0:
+    if data.x.shape[0] == 0:  # pyright: ignore[reportOptionalSubscript]  # SciPy has no stubs
         raise DataError(f"{path} has no examples")
     return data
 
@@ -89,7 +89,8 @@ def _read_svmlight(path: Path, model_input: ModelInput, target: str | None) -> P
     first, num_features = model_input.first_feature_id, int(np.prod(model_input.input_shape))
     if target is not None and labels is not None:
         raise DataError("--target with several labels per example needs an .npz file: the labels of a svmlight file depend on its examples")
-    if x.shape[1] > num_features + first or (first and x.shape[1] and x[:, 0].nnz):
+    shape: Any = x.shape  # SciPy has no stubs
+    if shape[1] > num_features + first or (first and shape[1] and x[:, 0].nnz):
         raise DataError(f"{path} has features outside {first} to {num_features + first - 1}, which are the model's")
-    x = csr_matrix((x.data, x.indices - first, x.indptr), shape=(x.shape[0], num_features))
+    x = csr_matrix((x.data, x.indices - first, x.indptr), shape=(shape[0], num_features))
     return PredictionData(x, y if target is not None else None, [])

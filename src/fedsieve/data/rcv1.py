@@ -2,6 +2,7 @@
 
 import bz2
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -55,9 +56,10 @@ def read_topics(path: Path) -> Examples:
     """Features and 0/1 topics of a file in LIBSVM's multi-label format: `label,label id:value ...`, labels from 0, ids from 1."""
     from sklearn.datasets import load_svmlight_file
 
+    options: dict[str, Any] = {"zero_based": False, "dtype": np.float32}  # scikit-learn has no stubs
     try:
         with bz2.open(path) if path.suffix == ".bz2" else path.open("rb") as file:
-            x, topics = load_svmlight_file(file, n_features=NUM_FEATURES, multilabel=True, zero_based=False, dtype=np.float32)
+            x, topics = load_svmlight_file(file, n_features=NUM_FEATURES, multilabel=True, **options)
     except (OSError, EOFError, ValueError) as error:
         raise DataError(f"{path} cannot be read as a svmlight file of {NUM_FEATURES} features: {error}") from None
     y = np.zeros((x.shape[0], NUM_TOPICS), dtype=np.float32)
@@ -74,7 +76,7 @@ def read_sklearn_cache(folder: Path | None) -> tuple[Examples, Examples] | None:
     from sklearn.datasets import fetch_rcv1
 
     try:
-        whole = fetch_rcv1(data_home=folder, download_if_missing=False)
+        whole: Any = fetch_rcv1(data_home=folder, download_if_missing=False)
     except OSError:
         return None
     x, y = csr_matrix(whole.data, dtype=np.float32), np.asarray(whole.target.todense(), dtype=np.float32)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.sparse import csr_matrix, issparse
+from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from fedsieve.data.federated_dataset import Matrix
@@ -67,7 +67,7 @@ class Standardizer(NamedTuple):
 
     def apply(self, x: Matrix, y: np.ndarray) -> tuple[Matrix, np.ndarray]:
         """Standardized examples and targets in single precision; class indices do not change."""
-        examples = csr_matrix(x, dtype=np.float32) if issparse(x) else self.features.apply(x).astype(np.float32)
+        examples = self.features.apply(x).astype(np.float32) if isinstance(x, np.ndarray) else csr_matrix(x, dtype=np.float32)
         return examples, y if y.dtype.kind == "i" else self.target.apply(y).astype(np.float32)
 
     def to_original(self, matrix: Tensor, intercept: Tensor | None) -> tuple[np.ndarray, np.ndarray]:
@@ -87,7 +87,10 @@ def fit_standardizer(
     x: Matrix, y: np.ndarray, counts: np.ndarray, *, scale_features: bool, scale_target: bool, center: bool
 ) -> Standardizer:
     """Compute the standardization of dense features and of numeric targets. Without an intercept `center` must be false."""
+    num_features: int = x.shape[1]  # pyright: ignore[reportOptionalSubscript]  # SciPy has no stubs
     return Standardizer(
-        federated_standardization(x, counts, center=center) if scale_features and not issparse(x) else identity_scale(x.shape[1]),
+        federated_standardization(x, counts, center=center)
+        if scale_features and isinstance(x, np.ndarray)
+        else identity_scale(num_features),
         federated_standardization(y[:, None], counts, center=center) if scale_target else identity_scale(1),
     )

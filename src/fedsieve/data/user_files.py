@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from tokenize import TokenError
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
@@ -47,7 +47,7 @@ class UserFiles:
     @property
     def num_examples(self) -> int | None:
         """The number of examples; reads the file. None if there is no path."""
-        return None if self.path is None else read_table(self.path, self.target, self.client).x.shape[0]
+        return None if self.path is None else len(read_table(self.path, self.target, self.client).y)
 
     def __post_init__(self) -> None:
         """Validate the options."""
@@ -222,8 +222,9 @@ def read_svmlight_table(path: Path, _: str, client: str | None) -> ExampleTable:
     if client is not None:
         raise DataError("data.client needs a .csv or .npz file: a svmlight file has no column for it")
     x, y, labels = read_svmlight(path)
-    first = 0 if x.shape[1] == 0 or x[:, 0].nnz else 1  # most files number features from 1, which leaves column 0 empty
-    return ExampleTable(x[:, first:], y, None, feature_names(first, x.shape[1], path), labels, first)
+    num_columns: int = x.shape[1]  # pyright: ignore[reportOptionalSubscript]  # SciPy has no stubs
+    first = 0 if num_columns == 0 or x[:, 0].nnz else 1  # most files number features from 1, which leaves column 0 empty
+    return ExampleTable(x[:, first:], y, None, feature_names(first, num_columns, path), labels, first)
 
 
 def read_svmlight(path: Path) -> tuple[csr_matrix, np.ndarray, tuple[str, ...] | None]:
@@ -232,7 +233,8 @@ def read_svmlight(path: Path) -> tuple[csr_matrix, np.ndarray, tuple[str, ...] |
 
     first_word = path.read_text().split(maxsplit=1)[:1]
     multilabel = bool(first_word) and "," in first_word[0]
-    x, y = load_svmlight_file(str(path), multilabel=multilabel, dtype=np.float32, zero_based=True)
+    options: dict[str, Any] = {"dtype": np.float32, "zero_based": True}  # scikit-learn has no stubs
+    x, y = load_svmlight_file(str(path), multilabel=multilabel, **options)
     if not multilabel:
         return csr_matrix(x), np.asarray(y), None
     labels = sorted({label for row in y for label in row})
@@ -266,7 +268,7 @@ def class_names(table: ExampleTable) -> tuple[str, ...]:
 def validate_examples(table: ExampleTable, path: Path) -> None:
     """Check that features, targets and clients have matching shapes and finite values; the error names the first that is invalid."""
     x, y = table.x, table.y
-    num_examples, num_features = x.shape[0], x.shape[1]
+    num_examples, num_features = x.shape[0], x.shape[1]  # pyright: ignore[reportOptionalSubscript]  # SciPy has no stubs
     if not num_examples or not num_features:
         raise DataError(f"data.path {path} has {num_examples} examples and {num_features} features; at least one of each is needed")
     if y.ndim not in (1, 2) or y.dtype.kind not in "biufUS":

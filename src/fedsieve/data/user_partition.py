@@ -22,6 +22,7 @@ def load_user_dataset(
 
     Classes become indices of type `class_dtype`, which is None for regression. Examples get the shape `example_shape` if it is set.
     """
+    assert data.path is not None, "`file_task` checks it"
     table = user_files.read_table(data.path, data.target, data.client)
     if class_dtype is None:
         y, labels = table.y.astype(np.float32), None

@@ -148,14 +148,13 @@ def file_task(data: UserFiles, model: str | None) -> Task:
 
     classes = {Loss.LOGISTIC: np.float32, Loss.SOFTMAX: np.int64}.get(loss)
     module, sparse = ":" in kind, not isinstance(table.x, np.ndarray)
-    rows: int = table.x.shape[0]  # pyright: ignore[reportOptionalSubscript]  # SciPy has no stubs
     return Task(
         description="your own rows",
         loss=loss,
         data_options=UserFiles,
         load=load,
         make_objective=make_objective,
-        clients=min(100, max(1, rows // 20)) if table.client is None else len(np.unique(table.client)),
+        clients=min(100, max(1, len(table.y) // 20)) if table.client is None else len(np.unique(table.client)),
         partition=Partition.QUANTITY if classes is None else Partition.LABEL,
         min_cohort=MIN_COHORT,
         shared_options=NETWORK_DEFAULTS if module else {},

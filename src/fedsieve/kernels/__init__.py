@@ -82,6 +82,7 @@ def accelerated(
 
     def attach(reference: Callable[P, R]) -> Callable[P, R]:
         call = signature(reference)
+        fallback: Callable[..., R] = reference
         names, count = list(call.parameters), len(call.parameters)
         defaults = tuple(each.default for each in call.parameters.values() if each.default is not Parameter.empty)
         paths = [path.partition(".") for path in tensors]
@@ -100,15 +101,15 @@ def accelerated(
                 args += defaults[len(args) - count :]
             length = args[first].shape[-1] if size is None else size(*args)
             if length < min_size and not (exact and "fedsieve.kernels.vector" in sys.modules):
-                return reference(*args)
+                return fallback(*args)
             for position, attribute in operands:
                 tensor = args[position] if attribute is None else attribute(args[position])
                 if tensor is not None and (
                     tensor.dtype is not torch.float32 or not tensor.is_cpu or (contiguous and not tensor.is_contiguous())
                 ):
-                    return reference(*args)
+                    return fallback(*args)
             if (condition is not None and not condition(*args)) or (compiled := load(module)) is None:
-                return reference(*args)
+                return fallback(*args)
             result = getattr(compiled, name)(*args)
             return result if returns is None else returns(*result)
 

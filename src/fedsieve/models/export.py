@@ -125,6 +125,7 @@ def _module_graph(onnx, model: SparseModel):  # noqa: ANN001, ANN202, ARG001
         program = torch.onnx.export(
             to_module(model), (examples,), dynamo=True, dynamic_shapes=shapes, input_names=["rows"], output_names=["output"], verbose=False
         )
+    assert program is not None, "there is a program with dynamo=True"
     return program.model_proto
 
 
@@ -168,8 +169,9 @@ def read_onnx_metadata(path: Path) -> sparse_model.ModelMetadata:
 
 
 def _dense_batches(x: Examples) -> list[np.ndarray]:
-    parts = (x[i : i + BATCH_SIZE] for i in range(0, x.shape[0], BATCH_SIZE))
-    return [np.ascontiguousarray(part.toarray() if sparse.issparse(part) else part, np.float32) for part in parts]
+    num_examples: int = x.shape[0]  # pyright: ignore[reportOptionalSubscript]  # SciPy has no stubs
+    parts = (x[i : i + BATCH_SIZE] for i in range(0, num_examples, BATCH_SIZE))
+    return [np.ascontiguousarray(part if isinstance(part, np.ndarray) else part.toarray(), np.float32) for part in parts]
 
 
 def _run_module(module: nn.Module, x: Examples) -> np.ndarray:

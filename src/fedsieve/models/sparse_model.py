@@ -136,7 +136,8 @@ class SparseModel:
         """Predictions or logits theta x + b of a linear model, (n, outputs)."""
         self._require_linear("predict")
         use_sparse = sparse.issparse(x) and self.density < MAX_SPARSE_PRODUCT_DENSITY
-        product = (x @ self._transposed).toarray() if use_sparse else x @ self._transposed_dense
+        product: Any = x @ (self._transposed if use_sparse else self._transposed_dense)
+        product = product.toarray() if use_sparse else product
         return np.asarray(product, np.float32) + self.intercept
 
     @cached_property
@@ -185,7 +186,7 @@ def from_parts(text: str, indices: np.ndarray, values: np.ndarray) -> SparseMode
 def _parse_metadata(text: str) -> tuple[ModelMetadata, dict[str, tuple[int, ...]], int]:
     try:
         parts = json.loads(text)
-        fields = {name: tuple(value) if isinstance(value, list) else value for name, value in parts["metadata"].items()}
+        fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in parts["metadata"].items()}
         fields["loss"] = Loss(fields["loss"])
         if "feature_std" in fields:
             fields["feature_std"] = tuple(map(float, fields["feature_std"]))
@@ -208,8 +209,14 @@ def to_npz(model: SparseModel) -> bytes:
     flat = sparse.csr_matrix((model.values, model.indices, [0, len(model.indices)]), shape=(1, model.size))
     matrix, extra = (model.coef, {"intercept": model.intercept}) if model.metadata.factory is None else (flat, {})
     file = io.BytesIO()
-    arrays = {"indices": matrix.indices, "indptr": matrix.indptr, "format": np.array(b"csr"), "shape": np.array(matrix.shape)}
-    np.savez_compressed(file, data=matrix.data, **arrays, **extra, **{METADATA_KEY: np.array(metadata_json(model))})
+    arrays: dict[str, Any] = {
+        "indices": matrix.indices,
+        "indptr": matrix.indptr,
+        "format": np.array(b"csr"),
+        "shape": np.array(matrix.shape),
+    }
+    arrays |= extra | {METADATA_KEY: np.array(metadata_json(model))}
+    np.savez_compressed(file, data=matrix.data, **arrays)
     return file.getvalue()
 
 

@@ -133,9 +133,10 @@ def decode(content: bytes) -> Checkpoint:
         raise CheckpointError(f"not a checkpoint: {type(error).__name__}: {error}") from None
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT_VERSION:
         raise CheckpointError(f"it has another format; this version reads format {FORMAT_VERSION}")
+    rounds: Any
     rounds, settings, scalars = (metadata.get(name) for name in ("rounds", "settings", "state"))
-    is_valid = type(rounds) is int and rounds >= 0 and isinstance(settings, dict) and isinstance(scalars, dict)
-    if not is_valid or tensors.keys() & scalars.keys():
+    is_valid = type(rounds) is int and rounds >= 0
+    if not (is_valid and isinstance(settings, dict) and isinstance(scalars, dict)) or tensors.keys() & scalars.keys():
         raise CheckpointError("its rounds, settings or state are invalid")
     return Checkpoint(rounds, settings, tensors, scalars)
 
@@ -169,7 +170,7 @@ def _leaves(state: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(state, Layout):
         return
     if isinstance(state, tuple) and hasattr(state, "_fields"):
-        for field, value in zip(state._fields, state, strict=True):
+        for field, value in zip(state._fields, state, strict=True):  # pyright: ignore[reportAttributeAccessIssue]  # a named tuple
             yield from _leaves(value, f"{name}.{field}".lstrip("."))
     elif isinstance(state, (Tensor, *SCALAR_TYPES)):
         yield name, state
@@ -181,8 +182,9 @@ def _rebuild(template: Any, values: Mapping[str, Any], name: str = "") -> Any:
     if isinstance(template, Layout):
         return template
     if isinstance(template, tuple):
-        fields = zip(template._fields, template, strict=True)
-        return template._replace(**{field: _rebuild(value, values, f"{name}.{field}".lstrip(".")) for field, value in fields})
+        named: Any = template
+        fields = zip(named._fields, template, strict=True)
+        return named._replace(**{field: _rebuild(value, values, f"{name}.{field}".lstrip(".")) for field, value in fields})
     if not isinstance(template, Tensor):
         return values[name]
     tensor = torch.from_numpy(values[name])

@@ -83,7 +83,7 @@ def write_supports(folder: Path, **arrays: "np.ndarray") -> None:
     import numpy as np
 
     content = BytesIO()
-    np.savez_compressed(content, **arrays)
+    np.savez_compressed(content, **arrays)  # pyright: ignore[reportArgumentType]  # none is named allow_pickle
     atomic_write(folder / SUPPORTS_NPZ, content.getvalue())
 
 
