@@ -12,10 +12,11 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import fedsieve
-from fedsieve.algorithms.defaults import DENSITY_ANNEALING, NETWORK_DEFAULTS
+from fedsieve.algorithms.defaults import DENSITY_ANNEALING, NETWORK_DEFAULTS, select_supported
 from fedsieve.algorithms.sieve import Sieve
 
-SHORT = Sieve(**{**NETWORK_DEFAULTS, "local_steps": 10})
+NETWORK_OPTIONS = select_supported(Sieve, NETWORK_DEFAULTS)
+SHORT = Sieve(**NETWORK_OPTIONS | {"local_steps": 10})
 
 
 def make_clients(clients=3, count=40, seed=0):
@@ -132,7 +133,7 @@ def test_ungated_parameters_are_kept_and_not_counted():
 
 
 def test_whole_neurons_are_kept_or_dropped():
-    plain = Sieve(**{**NETWORK_DEFAULTS, **{name: getattr(Sieve, name) for name in DENSITY_ANNEALING}, "local_steps": 5})
+    plain = Sieve(**NETWORK_OPTIONS | {name: getattr(Sieve, name) for name in DENSITY_ANNEALING} | {"local_steps": 5})
     model, _ = fedsieve.fit(
         network(), functional.cross_entropy, make_clients(), density=0.5, algorithm=plain, rounds=2, gate_granularity="neuron"
     )

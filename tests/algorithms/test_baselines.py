@@ -61,7 +61,7 @@ def rounded(theta):
 
 
 def test_fed_avg_with_one_client_is_gradient_descent_cut_at_the_end():
-    method, server = play("fed-avg", memory=0.0)
+    method, server = play("fed-avg", residual_decay=0.0)
     theta = start()
     for _ in range(3):
         for _ in range(STEPS):
@@ -94,7 +94,7 @@ def test_fed_ht_thresholds_at_the_server_only():
 
 
 def test_fed_round_ht_thresholds_once_a_round_and_remembers_what_it_left_out():
-    _method, server = play("fed-round-ht", memory=0.5)
+    _method, server = play("fed-round-ht", residual_decay=0.5)
     theta = start()
     for _ in range(3):
         sent = rounded(hard(theta))
@@ -106,7 +106,7 @@ def test_fed_round_ht_thresholds_once_a_round_and_remembers_what_it_left_out():
 
 
 def test_gradual_pruning_trains_only_under_the_mask():
-    _method, server = play("gradual", rounds=6, schedule_end=0.5)
+    _method, server = play("gradual", rounds=6, anneal_end=0.5)
     assert int((server.theta != 0).sum()) == M
 
 

@@ -12,8 +12,8 @@ from fedsieve import kernels
 from fedsieve.core import constraint, gates, quantization, random
 from fedsieve.core.batches import IndexedRows, SparseBatch
 from fedsieve.core.constraint import ConstraintScale
-from fedsieve.core.gates import LOG_ALPHA_LIMIT, NOISE_MARGIN, GateAtTest, HardConcrete
 from fedsieve.core.feature_tables import FeatureTables
+from fedsieve.core.gates import LOG_ALPHA_LIMIT, NOISE_MARGIN, GateAtTest, HardConcrete
 from fedsieve.core.types import Batch
 from fedsieve.objectives.linear import Linear, Loss
 

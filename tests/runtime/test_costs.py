@@ -45,7 +45,7 @@ def counted(name, **changes):
 @pytest.mark.parametrize(("name", "most"), [("W2", 2), ("W3", 75)])
 def test_a_local_step_of_a_cohort_takes_few_operations(name, most):
     """As many for five clients as for two, where the model has a closed form: the cohort steps as one."""
-    rounds = {k: [counted(name, clients=k, steps=steps)[0] for steps in (2, 6)] for k in (2, 5)}
+    rounds = {k: [counted(name, num_clients=k, local_steps=steps)[0] for steps in (2, 6)] for k in (2, 5)}
     a_step = {k: (longer - shorter) / 4 for k, (shorter, longer) in rounds.items()}
     assert a_step[2] <= most
     if name == "W2":
@@ -59,15 +59,22 @@ def test_an_exchange_of_gradients_takes_few_operations():
 def test_a_local_step_takes_little_memory():
     """In vectors as long as the model, a client: what passes through the cache."""
     work = WORKLOADS["W2"]
-    taken = (counted("W2", steps=6)[1] - counted("W2", steps=2)[1]) / 4
+    taken = (counted("W2", local_steps=6)[1] - counted("W2", local_steps=2)[1]) / 4
     rows = 4 * work.num_clients * work.batch_size * work.num_features
     assert (taken - rows) / (4 * work.num_clients * work.size) <= 4
 
 
 def test_only_what_a_batch_touches_is_stepped_of_sparse_rows():
     """A step of sparse rows takes memory for the features in its batch, not for the model."""
-    changes = {"clients": 2, "features": 20_000, "outputs": 5, "nonzero": 20, "batch": 8, "rows": 60}
-    taken = (counted("W4", steps=6, **changes)[1] - counted("W4", steps=2, **changes)[1]) / 4
+    changes = {
+        "num_clients": 2,
+        "num_features": 20_000,
+        "num_outputs": 5,
+        "nonzero_per_example": 20,
+        "batch_size": 8,
+        "examples_per_client": 60,
+    }
+    taken = (counted("W4", local_steps=6, **changes)[1] - counted("W4", local_steps=2, **changes)[1]) / 4
     a_client = taken / 2
     assert a_client / (4 * 8 * 20 * 5) <= 40
     assert a_client < 4 * 20_000 * 5

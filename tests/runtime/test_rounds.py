@@ -45,20 +45,20 @@ def test_every_client_takes_part_about_equally_often():
 
 
 def test_a_deck_deals_every_row_once_before_any_row_again():
-    hands = shuffle_into_batches(0, 2, 4, 40, size=8, hands=8)
-    assert np.array_equal(np.sort(hands[:5].ravel()), np.arange(40))
-    assert len(set(hands[7])) == 8
+    batches = shuffle_into_batches(0, 2, 4, 40, batch_size=8, num_batches=8)
+    assert np.array_equal(np.sort(batches[:5].ravel()), np.arange(40))
+    assert len(set(batches[7])) == 8
 
 
 def test_rows_repeat_within_a_batch_only_where_there_are_too_few():
-    assert np.bincount(shuffle_into_batches(0, 0, 0, 3, size=8, hands=5)[0]).tolist() in ([3, 3, 2], [3, 2, 3], [2, 3, 3])
+    assert np.bincount(shuffle_into_batches(0, 0, 0, 3, batch_size=8, num_batches=5)[0]).tolist() in ([3, 3, 2], [3, 2, 3], [2, 3, 3])
 
 
 def test_a_stack_of_clients_gets_the_hands_of_each():
     objective = Linear(loss=Loss.SQUARED, num_features=1)
-    rows = ClientData(torch.arange(60.0)[:, None], torch.arange(60.0), [20, 30, 10], objective, batch_rows=8)
+    rows = ClientData(torch.arange(60.0)[:, None], torch.arange(60.0), [20, 30, 10], objective, batch_size=8)
     for round in (3, 4):
-        places = rows.batch_indices(0, round, [2, 0], hands=4)
+        places = rows.batch_indices(0, round, [2, 0], num_batches=4)
         assert np.array_equal(places[:, 0], shuffle_into_batches(0, round, 2, 10, 8, 4) + 50)
         assert np.array_equal(places[:, 1], shuffle_into_batches(0, round, 0, 20, 8, 4))
 
