@@ -2,9 +2,11 @@
 
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from fedsieve.models.sparse_model import SparseModel
@@ -37,13 +39,14 @@ def draw_masks(model: SparseModel, image_shape: tuple[int, int]) -> Figure:
     columns = NUM_COLUMNS_IF_FEW if len(matrix) <= 2 * NUM_COLUMNS_IF_FEW else NUM_COLUMNS
     rows = ceil(len(matrix) / columns)
     made = Figure(figsize=(1.15 * columns, 1.3 * rows + 0.7), layout="constrained")
-    colours = mpl.colors.LinearSegmentedColormap.from_list("signed", [NEGATIVE_COLOUR, "#FFFFFF", POSITIVE_COLOUR])
+    colours = LinearSegmentedColormap.from_list("signed", [NEGATIVE_COLOUR, "#FFFFFF", POSITIVE_COLOUR])
     for i, axes in enumerate(made.subplots(rows, columns, squeeze=False).flat):
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set(visible=i < len(matrix), color="#B0B0B0", linewidth=0.6)
         if i < len(matrix):
             most = np.abs(matrix[i]).max() or 1
             axes.imshow(matrix[i].reshape(image_shape), cmap=colours, vmin=-most, vmax=most, interpolation="nearest")
+            assert model.metadata.classes is not None, "tasks with images have classes"
             axes.set_title(model.metadata.classes[i], fontsize=8, pad=2)
     made.supxlabel("blue speaks for the class, orange against it; white was dropped", fontsize=8)
     return made
@@ -52,7 +55,8 @@ def draw_masks(model: SparseModel, image_shape: tuple[int, int]) -> Figure:
 def draw_features(model: SparseModel) -> Figure:
     """The strongest features, signed where there is one output."""
     data = strongest_features(model, MAX_BARS)
-    names, weights = [row[0] for row in data.rows][::-1], [row[1] for row in data.rows][::-1]
+    names: list[Any] = [row[0] for row in data.rows][::-1]
+    weights: list[Any] = [row[1] for row in data.rows][::-1]
     made = Figure(figsize=(6.5, 0.22 * max(len(names), 4) + 1), layout="constrained")
     axes = made.subplots()
     axes.barh(names, weights, color=[POSITIVE_COLOUR if weight > 0 else NEGATIVE_COLOUR for weight in weights])

@@ -57,7 +57,7 @@ METRIC_LABELS = {
     "tdr": "TDR",
     "tdr_features": "TDR over feature rows",
 }
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 9.0,
     "axes.titlesize": 9.5,
     "axes.spines.top": False,
@@ -87,7 +87,8 @@ def saved_figure(path: Path, width: float, height: float) -> Iterator[Figure]:
 
 def line_label(label: Mapping[str, Any]) -> str:
     """Return the name of a line: the algorithm, and the setting if there are several."""
-    algorithm, setting = label["algorithm"], label.get("setting")
+    algorithm: str = label["algorithm"]
+    setting = label.get("setting")
     name = ALGORITHM_LABELS.get(algorithm, algorithm)
     return f"Central {name}" if setting == CENTRAL else f"{name}, {setting}" if algorithm == "fed-iter-ht" and setting else name
 

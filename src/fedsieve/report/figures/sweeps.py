@@ -91,7 +91,7 @@ def draw_communication(rows: StudyRows, folder: Path) -> list[Path]:
             for i, (count, title) in enumerate(counts):
                 megabytes = [(results.bytes_over_seeds(group, count)["mean"] or 0.0) / 1e6 for group in groups]
                 axes.barh(np.arange(len(algorithms)) + 0.27 * (i - 1), megabytes, height=0.25, color=PALETTE[i], label=title)
-            axes.set_yticks(range(len(algorithms)), [ALGORITHM_LABELS.get(algorithm, algorithm) for algorithm in algorithms])
+            axes.set_yticks(range(len(algorithms)), [ALGORITHM_LABELS.get(algorithm, str(algorithm)) for algorithm in algorithms])
             axes.set(xscale="log", xlabel="MB, up and down, all rounds", title=TASK_LABELS[task])
             axes.invert_yaxis()
             axes.grid(visible=False, axis="y")

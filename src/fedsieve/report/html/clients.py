@@ -63,9 +63,10 @@ def clients_section(run: RunRecord, limits: PageLimits) -> Html:
 
 def privacy_section(run: RunRecord, limits: PageLimits) -> Html:
     """What the run has spent of its clients' privacy, round by round; nothing where it promises none."""
-    spent, rounds = run.column("epsilon"), run.column("round")
+    spent, rounds = run.column("epsilon"), [row["round"] for row in run.rows]
     if not any(value is not None for value in spent):
         return Html("")
+    assert spent[-1] is not None, "every round of a private run has it"
     chosen = run.config["privacy"]
     says = f"Epsilon {format_number(spent[-1])} at delta {chosen['delta']:.2g} after {len(rounds)} rounds, "
     says += f"noise multiplier {chosen['noise_multiplier']:g}. "

@@ -51,7 +51,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """The page, or how far the run is."""
-        port = self.server.server_address[1]
+        address: Any = self.server.server_address
+        port = address[1]
         if self.headers.get("Host") not in {f"{name}:{port}" for name in (LOOPBACK, "localhost")}:
             self.send_content(HTTPStatus.FORBIDDEN, "text/plain", b"this page answers only to 127.0.0.1 and localhost\n")
         elif self.path in ("/", "/state"):

@@ -82,7 +82,7 @@ def trade_off_figure(runs: Sequence[RunRecord], metric: str, limits: PageLimits)
     lines = [line for name, members in groups.items() if (line := mean_curve(name, members, metric))]
     if not lines:
         return element("p", "No round is finished yet.")
-    ends = {line.name: (line.x[-1], line.y[-1]) for line in lines}
+    ends = {line.name: (line.x[-1], value) for line in lines if (value := line.y[-1]) is not None}
     front = pareto_front(ends)
     name = METRIC_LABELS.get(metric, metric)
     sizes = {len(members) for members in groups.values()}
@@ -108,14 +108,19 @@ def trade_off_figure(runs: Sequence[RunRecord], metric: str, limits: PageLimits)
 
 def _clip_below(line: Line, min_value: float) -> Line:
     """The part of a curve worth looking at: the first rounds would flatten the rest."""
-    keep = [i for i, v in enumerate(line.y) if v >= min_value]
-    pick = [[column[i] for i in keep] if column else () for column in line[1:5]]
+    keep = [i for i, v in enumerate(line.y) if v is not None and v >= min_value]
+    pick: list[Any] = [[column[i] for i in keep] if column else () for column in line[1:5]]
     low = [max(v, min_value) for v in pick[2]]
     return Line(line.name, pick[0], pick[1], low, pick[3], has_end_marker=line.has_end_marker)
 
 
 def _final_sd(line: Line) -> float | None:
-    return line.high[-1] - line.y[-1] if line.high else None
+    if not line.high:
+        return None
+    high, mean = line.high[-1], line.y[-1]
+    assert high is not None
+    assert mean is not None
+    return high - mean
 
 
 def comparison_tables(result: Mapping[str, Any], limits: PageLimits) -> list[Html]:
@@ -159,8 +164,7 @@ def runs_table(runs: Sequence[RunRecord], limits: PageLimits, links: Mapping[int
             [name, run.task, run.algorithm, run.seed, density, done, None if value is None else float(value), run.last("tdr"), sent]
         )
     columns = ["run", "task", "algorithm", "seed", "density", "rounds", "quality", "TDR", "bytes"]
-    best = max((run for run in runs if run.last(run.metric) is not None), key=lambda run: run.last(run.metric), default=None)
-    said = (
-        f"; the highest is {format_number(best.last(best.metric))} ({best.name})" if best and len({run.task for run in runs}) == 1 else ""
-    )
+    values = [(value, run.name) for run in runs if (value := run.last(run.metric)) is not None]
+    best = max(values, key=lambda pair: pair[0], default=None)
+    said = f"; the highest is {format_number(best[0])} ({best[1]})" if best and len({run.task for run in runs}) == 1 else ""
     return html_table(TableData(f"{len(runs)} runs{said}", columns, rows), limits)

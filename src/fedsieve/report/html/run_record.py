@@ -118,7 +118,8 @@ def read_round_metrics(path: Path) -> list[Row]:
         raise run_directory.RunDirectoryError(f"{path} cannot be read: {problem}") from None
     *lines, rest = text.split("\n")
     rows = []
-    for number, line in enumerate([*lines, *([rest] if rest else [])], start=1):
+    texts: list[str] = [*lines, *([rest] if rest else [])]
+    for number, line in enumerate(texts, start=1):
         try:
             row = json.loads(line)
             if not isinstance(row, dict) or not all(isinstance(row.get(name), int) for name in ("round", "bytes_up", "bytes_down")):

@@ -1,5 +1,7 @@
 """Which weights were kept: overlaps between rounds, gates, what was found of the truth, layers, pictures of masks."""
 
+from typing import Any
+
 import numpy as np
 from scipy.sparse import csr_matrix
 
@@ -26,6 +28,7 @@ def stability_section(run: RunRecord, limits: PageLimits) -> Html:
 
 def overlap_figure(run: RunRecord, limits: PageLimits) -> Html:
     """|A and B| / |A or B| of the supports of every two rounds."""
+    assert run.supports is not None
     rounds = downsample(range(len(run.supports)), min(MAX_HEATMAP_ROUNDS, limits.max_points))
     iou = pairwise_iou(run.supports[rounds])
     before = [None, *(float(iou[i, i - 1]) for i in range(1, len(rounds)))]
@@ -50,22 +53,22 @@ def pairwise_iou(supports: np.ndarray) -> np.ndarray:
 
 def gate_histogram_figure(run: RunRecord, limits: PageLimits) -> Html:
     """How P(z != 0) is spread at the start, in the middle, at the end."""
-    count = len(run.gate_histograms)
+    histograms = run.gate_histograms
+    assert histograms is not None
+    count = len(histograms)
     chosen = dict(zip(("first", "middle", "last"), (0, count // 2, count - 1), strict=True))
     charts = [
         element(
             "div",
             element("p", f"{name} round ({i + 1})", class_="sub"),
-            column_chart(run.gate_histograms[i].tolist(), (0, 1), Axes("P(gate open)", "gates", log_y=True), n),
+            column_chart(histograms[i].tolist(), (0, 1), Axes("P(gate open)", "gates", log_y=True), n),
         )
         for n, (name, i) in enumerate(chosen.items())
     ]
-    edges = np.linspace(0, 1, run.gate_histograms.shape[1] + 1)
-    rows = [
-        (float(edges[j]), float(edges[j + 1]), *(int(run.gate_histograms[i][j]) for i in chosen.values())) for j in range(len(edges) - 1)
-    ]
+    edges = np.linspace(0, 1, histograms.shape[1] + 1)
+    rows = [(float(edges[j]), float(edges[j + 1]), *(int(histograms[i][j]) for i in chosen.values())) for j in range(len(edges) - 1)]
     columns = ["from", "to", *(f"round {i + 1}" for i in chosen.values())]
-    ends = run.gate_histograms[-1]
+    ends = histograms[-1]
     says = f"On a logarithmic axis. At the end {int(ends[0])} gates are open with a chance below 5 %, {int(ends[-1])} with one above 95 %."
     drawing = element("div", *charts, class_="trio")
     return figure("How open the gates are", says, drawing, TableData("Gates by chance to be open", columns, rows), limits, wide=True)
@@ -124,7 +127,8 @@ def layer_table(layout: dict, indices: np.ndarray, values: np.ndarray) -> TableD
 
 def layer_figure(data: TableData, limits: PageLimits) -> Html:
     """The density of each layer as bars of text and length: they stay readable with many layers."""
-    most = max((row[4] for row in data.rows), default=0) or 1
+    densities: list[Any] = [row[4] for row in data.rows]
+    most = max(densities, default=0) or 1
     bars = (
         element(
             "li",
@@ -169,7 +173,8 @@ def strongest_features(model: SparseModel, max_features: int) -> TableData:
     Weights of features in different units compare only times the spread of their feature, where that is known.
     """
     coef, names, first, spread = model.coef, model.metadata.features, model.metadata.first_feature_id, model.metadata.feature_std
-    single = coef.shape[0] == 1
+    shape: Any = coef.shape  # SciPy has no stubs
+    single = shape[0] == 1
     if spread is not None:
         coef = csr_matrix(coef.multiply(np.array(spread)))
     strength = np.sqrt(np.asarray(coef.multiply(coef).sum(0)).ravel())
@@ -180,7 +185,7 @@ def strongest_features(model: SparseModel, max_features: int) -> TableData:
     rows = [(name, float(weights[j]), *([] if single else [int(outputs[j])])) for name, j in zip(called, order, strict=True)]
     by = "" if spread is None else " x sd"
     columns = ["feature", f"weight{by}"] if single else ["feature", f"norm of its weights{by}", "outputs it serves"]
-    return TableData(f"The {len(rows)} strongest of {used} features in use, of {coef.shape[1]}", columns, rows)
+    return TableData(f"The {len(rows)} strongest of {used} features in use, of {shape[1]}", columns, rows)
 
 
 def mask_figure(run: RunRecord, layout: dict, indices: np.ndarray, values: np.ndarray, limits: PageLimits) -> Html:

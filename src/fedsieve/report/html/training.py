@@ -34,18 +34,16 @@ def headline_section(run: RunRecord) -> Html:
     ]
     if result:
         cards.append(("weights kept", f"{result['nonzero']} of {result['size']}", f"density {result['density']:.4g}, exactly"))
-    if run.last("tdr") is not None:
-        cards.append(
-            ("of these right", f"{100 * run.last('tdr'):.0f} %", f"{100 * (run.last('recall') or 0):.0f} % of the true ones found")
-        )
+    if (tdr := run.last("tdr")) is not None:
+        cards.append(("of these right", f"{100 * tdr:.0f} %", f"{100 * (run.last('recall') or 0):.0f} % of the true ones found"))
     dense = dense_bytes(run)
     sent = float(run.cumulative_bytes[-1]) if len(run.cumulative_bytes) else 0.0
     cards.append(
         ("bytes sent", format_bytes(sent), f"{dense / sent:.3g} times fewer than dense ({format_bytes(dense)})" if dense and sent else "")
     )
     cards.append(("rounds", f"{len(run.rows)} of {run.rounds}", run_status(run)))
-    if run.last("epsilon") is not None:
-        cards.append(("epsilon", format_number(run.last("epsilon")), "privacy of one client"))
+    if (epsilon := run.last("epsilon")) is not None:
+        cards.append(("epsilon", format_number(epsilon), "privacy of one client"))
     if run.rows:
         cards.append(("time", f"{format_seconds(run.last('seconds') or 0)} s", ""))
     drawn = (element("div", element("dt", name), element("dd", element("b", said), element("small", more))) for name, said, more in cards)
@@ -68,7 +66,7 @@ def dense_bytes(run: RunRecord) -> float:
 def quality_section(run: RunRecord, limits: PageLimits) -> Html:
     """The metric per round and per byte."""
     name = METRIC_LABELS.get(run.metric, run.metric)
-    rounds, values, dense_value = run.column("round"), run.column(run.metric), run.column("dense_value")
+    rounds, values, dense_value = [row["round"] for row in run.rows], run.column(run.metric), run.column("dense_value")
     if values[-1] is None:
         return section("Quality", element("p", f"The last round has no {name}."), level=3)
     best = run.run_info.get("oracle_value", (run.result or {}).get("oracle_value"))
@@ -105,7 +103,7 @@ def quality_section(run: RunRecord, limits: PageLimits) -> Html:
 
 def density_section(run: RunRecord, limits: PageLimits) -> Html:
     """Densities per round against the target, and what holds them there."""
-    rounds, target = run.column("round"), float(run.config.get("density", 0))
+    rounds, target = [row["round"] for row in run.rows], float(run.config.get("density", 0))
     columns = {"expected": run.column("expected_density"), "at test time": run.column("test_density")}
     sent = run.column("message_density")
     if not any(sent):  # the method's own schedule, where no round says what it sent
@@ -148,7 +146,7 @@ def dual_figures(run: RunRecord, limits: PageLimits) -> list[Html]:
         ("multiplier", "What the constraint weighs in the loss (for sieve and the mirror dual: what it takes from log-alpha)."),
         ("violation", "Expected density less the target; 0 where the constraint holds exactly."),
     ):
-        column, rounds = run.column(name), run.column("round")
+        column, rounds = run.column(name), [row["round"] for row in run.rows]
         if any(v is not None for v in column):
             chart = line_chart(
                 [Line(name, rounds, column)], Axes("round", name), horizontal_marks=[Mark(0, "")], max_points=limits.max_points
@@ -190,7 +188,7 @@ def traffic_section(run: RunRecord, limits: PageLimits) -> Html:
         TableData("Bytes by part", ["way", "part", "bytes"], rows),
         limits,
     )
-    rounds = run.column("round")
+    rounds = [row["round"] for row in run.rows]
     per_round = figure(
         "Bytes per round",
         "What crossed in each round.",
