@@ -96,10 +96,10 @@ def compare_command(arguments: EarlyArguments) -> Callable[..., int]:
         histories: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in names}
         with hint_resume("the same command"):
             for per_seed in runs:
-                problem = Simulation(per_seed[0])
+                simulation = Simulation(per_seed[0])
                 for run in per_seed:
                     inner = folder / comparison.run_name(run)
-                    runner.start_or_resume(run, problem.with_config(run), inner, quiet=quiet, tracker=tracker)
+                    runner.start_or_resume(run, simulation.with_config(run), inner, quiet=quiet, tracker=tracker)
                     histories[run.algorithm_name].append(run_directory.read_metrics(inner))
         result = comparison.compare_histories(histories, runs[0][0].metric, numbers)
         result = {"run": str(folder), "task": common["task"], **result}

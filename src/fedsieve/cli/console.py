@@ -1,4 +1,4 @@
-"""The table at the end of a run."""
+"""Print the result of a run."""
 
 import json as json_text
 from pathlib import Path
@@ -17,7 +17,7 @@ BYTE_COUNTING_NOTES = {ByteCounting.EXACT: "", ByteCounting.SAMPLED: " (estimate
 
 
 def show_result(run: ResolvedRun, result: dict[str, Any], folder: Path, *, quiet: bool, json: bool) -> None:
-    """The table a newcomer reads, or all of it as JSON."""
+    """Print the result as a table, or as JSON."""
     page = folder / run_directory.REPORT
     result["report"] = str(page) if page.exists() else None
     if json:
@@ -63,6 +63,6 @@ def show_result(run: ResolvedRun, result: dict[str, Any], folder: Path, *, quiet
 
 
 def format_replies(result: dict[str, Any]) -> str:
-    """How many came, how many were rejected, and whether some rounds had none."""
+    """Return the numbers of replies, rejections and rounds without replies."""
     silent = f"; in {result['rounds_without_replies']} rounds nobody answered" if result["rounds_without_replies"] else ""
     return f"{result['replied']} of {result['asked']} counted, {result['rejected']} rejected{silent}"

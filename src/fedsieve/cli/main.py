@@ -1,4 +1,4 @@
-"""The command line: a thin skin. Nothing here imports torch until a command needs it."""
+"""The command line. torch is imported only if a command needs it."""
 
 import os
 import sys
@@ -34,7 +34,7 @@ SIMPLE_COMMANDS = {
     "predict": ("fedsieve.cli.model", "Predict every row of a file with a run's model."),
     "doctor": ("fedsieve.cli.doctor", "Versions, data and optional packages on this machine."),
 }
-"""Commands with the same options whatever is typed: their home, and their help."""
+"""Commands with fixed options: their module and their help text."""
 COMPLETION_HELP = """Print what makes a shell complete commands and options.
 
 For bash: `fedsieve completion bash > ~/.local/share/bash-completion/completions/fedsieve`.
@@ -52,11 +52,11 @@ EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 0, 1, 2, 
 
 
 class UsageError(ValueError):
-    """What the user typed cannot be done; the message is all they will see."""
+    """Invalid usage; the message is printed without a traceback."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Parse, run, and turn every foreseen failure into one line and an exit code."""
+    """Parse the command line and run the command; print expected errors as one line and return the exit code."""
     words = sys.argv[1:] if argv is None else argv
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
@@ -71,26 +71,26 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read the output has gone, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
-    except CycloptsError as problem:
-        errors.print(f"fedsieve: {problem}", markup=False)
+    except CycloptsError as error:
+        errors.print(f"fedsieve: {error}", markup=False)
         return EXIT_USAGE
-    except ValueError as problem:
-        errors.print(f"fedsieve: {problem}", markup=False)
+    except ValueError as error:
+        errors.print(f"fedsieve: {error}", markup=False)
         return EXIT_USAGE
-    except RuntimeError as problem:
-        if not _is_expected(problem):
+    except RuntimeError as error:
+        if not _is_expected(error):
             raise
-        errors.print(f"fedsieve: {problem}", markup=False)
+        errors.print(f"fedsieve: {error}", markup=False)
         return EXIT_FAILED
     return result if isinstance(result, int) else EXIT_OK
 
 
-def _is_expected(problem: RuntimeError) -> bool:
-    return type(problem).__module__.startswith("fedsieve.")
+def _is_expected(error: RuntimeError) -> bool:
+    return type(error).__module__.startswith("fedsieve.")
 
 
 def build_app(argv: list[str]) -> App:
-    """The application, with the options of the method that `words` name."""
+    """Return the application, with the options of the task and the algorithm in `argv`."""
     app = App(
         name="fedsieve",
         help=DESCRIPTION,
@@ -127,21 +127,21 @@ def _completion_command(app: App) -> Callable[..., None]:
 
 
 def data_app() -> App:
-    """`fedsieve data`, whose modules load only when asked for."""
+    """Return `fedsieve data`; its modules are imported on use."""
     from fedsieve.cli import data
 
     return data.data_app()
 
 
 def flower_app() -> App:
-    """`fedsieve flower`, whose modules load only when asked for."""
+    """Return `fedsieve flower`; its modules are imported on use."""
     from fedsieve.cli import flower
 
     return flower.flower_app()
 
 
 def _placeholder() -> None:
-    """Stands for a command that was not asked for."""
+    """Take the place of a command that is not called."""
 
 
 def _build_command(name: str, argv: list[str]) -> Callable[..., int]:
@@ -159,7 +159,7 @@ def _build_command(name: str, argv: list[str]) -> Callable[..., int]:
 
 
 def early_value(argv: list[str], flag: str) -> str | None:
-    """The value of a flag, before parsing: the last one given."""
+    """Return the last value of a flag, before parsing."""
     found = None
     for i, word in enumerate(argv):
         if word == flag and i + 1 < len(argv):
@@ -170,7 +170,7 @@ def early_value(argv: list[str], flag: str) -> str | None:
 
 
 def read_config_files(argv: list[str]) -> dict[str, dict]:
-    """What the settings files say, by their paths, the first one winning: --config, and that of the run to resume."""
+    """Return the settings files by path, in order of precedence: --config, and that of the run to resume."""
     found = {}
     if (path := early_value(argv, "--config")) is not None:
         found[path] = read_toml(path, f"--config {path}")
@@ -188,7 +188,7 @@ def read_config_files(argv: list[str]) -> dict[str, dict]:
 
 
 def config_flags(argv: list[str]) -> list[str]:
-    """The settings of the config files as flags, without those on the command line: flags win over files."""
+    """Return the settings of the config files as flags, without those on the command line, which take precedence."""
     if argv[0] not in COMMANDS:
         return []
     given = {word.partition("=")[0] for word in argv}
@@ -204,18 +204,18 @@ def config_flags(argv: list[str]) -> list[str]:
 
 
 def _setting(settings: dict, key: str) -> str | None:
-    """A top-level setting; the name of the algorithm is in its section."""
+    """Return a top-level setting; the name of the algorithm is in its section."""
     return settings.get("algorithm", {}).get("name") if key == "algorithm" else settings.get(key)
 
 
 def read_toml(path: str, description: str) -> dict:
-    """The settings in a file, or one line about what is wrong with it."""
+    """Return the settings in a file; raise UsageError if it is not valid."""
     try:
         settings = tomllib.loads(Path(path).read_text())
-    except OSError as problem:
-        raise UsageError(f"{description} cannot be read: {problem.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise UsageError(f"{description} is not TOML: {problem}") from None
+    except OSError as error:
+        raise UsageError(f"{description} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{description} is not TOML: {error}") from None
     for key, value in settings.items():
         if isinstance(value, dict) != (key in SECTIONS):
             raise UsageError(f"{description}: {key} must be {'a section' if key in SECTIONS else 'a plain value'}; got {value!r}")

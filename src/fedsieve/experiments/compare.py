@@ -1,4 +1,4 @@
-"""Methods side by side: mean +- sd over seeds, paired differences with confidence intervals, at equal rounds and at equal bytes."""
+"""Compare algorithms: mean and sd over seeds, paired differences with confidence intervals, at equal rounds and at equal bytes."""
 
 import json
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 
 def parse_algorithms_and_seeds(algorithms: str, seeds: str) -> tuple[list[str], list[int]]:
-    """Names and seeds from comma-separated text, each once."""
+    """Return names and seeds of comma-separated text, each once."""
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
     unknown = [name for name in names if name not in ALGORITHMS]
     if unknown or not names:
@@ -36,18 +36,18 @@ def parse_algorithms_and_seeds(algorithms: str, seeds: str) -> tuple[list[str], 
 
 
 def comparison_id(runs: "Sequence[Sequence[ResolvedRun]]") -> str:
-    """A folder name that follows from the settings."""
+    """Return a directory name that is determined by the settings."""
     text = json.dumps([run.settings_dict for row in runs for run in row], sort_keys=True)
     return f"compare-{runs[0][0].task}-{blake2b(text.encode(), digest_size=4).hexdigest()}"
 
 
 def run_name(run: "ResolvedRun") -> str:
-    """The folder of a run within its comparison."""
+    """Return the directory of a run within its comparison."""
     return f"{run.algorithm_name}-seed{run.seed}"
 
 
 def is_resumable(folder: Path, runs: "Sequence[Sequence[ResolvedRun]]") -> bool:
-    """Whether a folder holds a comparison without a result, which then goes on; refused if some of its runs are not of this one."""
+    """Return whether a directory holds this comparison without a result; raise ValueError if it holds other runs."""
     held = {path.parent.name for path in folder.glob(f"*/{run_directory.CONFIG}")}
     if not held or (folder / run_directory.RESULT).exists():
         return False
@@ -59,18 +59,18 @@ def is_resumable(folder: Path, runs: "Sequence[Sequence[ResolvedRun]]") -> bool:
 
 
 def cumulative_bytes(rows: list[Row]) -> np.ndarray:
-    """Bytes that crossed up to each round, both ways."""
+    """Return the bytes up to each round, in both directions."""
     return np.cumsum([row["bytes_up"] + row["bytes_down"] for row in rows])
 
 
 def value_at_bytes(rows: list[Row], metric: str, max_bytes: float) -> float | None:
-    """The metric after the last round that `limit` bytes pay for."""
+    """Return the metric after the last round within `limit` bytes."""
     paid = int((cumulative_bytes(rows) <= max_bytes).sum())
     return rows[paid - 1][metric] if paid else None
 
 
 def paired_difference(values: Sequence[float | None], reference: Sequence[float | None]) -> dict[str, float | None]:
-    """Mean difference over seeds both have, its standard error and the half-width of its 95 % t interval (None from a single seed)."""
+    """Return the mean difference over common seeds, its standard error and the half-width of its 95 % t interval (None for one seed)."""
     differences = np.array([v - b for v, b in zip(values, reference, strict=True) if v is not None and b is not None])
     if not len(differences):
         return {"difference": None, "interval": None, "error": None}
@@ -82,7 +82,7 @@ def paired_difference(values: Sequence[float | None], reference: Sequence[float 
 
 
 def mean_and_sd(values: Sequence[float | None]) -> dict[str, float | None]:
-    """Mean and sd of those there are."""
+    """Return mean and sd of the values that are not None."""
     there = np.array([v for v in values if v is not None], dtype=float)
     return {
         "mean": float(there.mean()) if len(there) else None,
@@ -91,7 +91,7 @@ def mean_and_sd(values: Sequence[float | None]) -> dict[str, float | None]:
 
 
 def compare_histories(histories: dict[str, list[list[Row]]], metric: str, seeds: list[int]) -> dict[str, Any]:
-    """One entry a method: at the end of its rounds, and at the bytes of the cheapest method of each seed."""
+    """Return one entry per algorithm: after its last round, and at the bytes of the cheapest algorithm of each seed."""
     limits = [min(cumulative_bytes(histories[name][i])[-1] for name in histories) for i in range(len(seeds))]
     final = {name: [rows[-1][metric] for rows in per_seed] for name, per_seed in histories.items()}
     equal = {

@@ -61,7 +61,7 @@ class FederationConfig:
     server_examples: int = 0
     """examples of the server, which it trains on after every exchange"""
     aggregator: Aggregator = Aggregator.WEIGHTED
-    """how client updates are aggregated; all choices except weighted are robust, and weight clients equally unless client-weighting is set"""
+    """how client updates are aggregated; all choices except weighted are robust and weight clients equally by default"""
     max_malicious_fraction: float | None = None
     """fraction of malicious clients in a cohort that trimmed and krum tolerate (default: 0.3)"""
     max_norm_ratio: float | None = None

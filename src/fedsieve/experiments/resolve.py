@@ -194,7 +194,8 @@ def _validate(run: ResolvedRun) -> None:
     federation, algorithm = run.federation, run.algorithm
     if run.centralized and federation.participation != 1:
         raise ValueError(
-            f"--centralized trains one client, which takes part in every round; leave out federation.participation {federation.participation:g}"
+            f"--centralized trains one client, which takes part in every round; "
+            f"leave out federation.participation {federation.participation:g}"
         )
     num_examples = run.data.num_examples
     if num_examples is not None and federation.clients > num_examples and not run.centralized:

@@ -1,4 +1,4 @@
-"""What a run is before its first round, for those who read it later: clients, layers, the truth, the machine. Written as run_info.json."""
+"""The content of run_info.json: clients, layers, true coefficients and environment of a run."""
 
 import platform
 import time
@@ -16,11 +16,11 @@ from fedsieve.objectives.linear import Loss
 from fedsieve.runtime.rounds import cohort_size
 
 MAX_LISTED_CLIENTS = 1000
-"""Clients described one by one."""
+"""The maximum number of clients that are described one by one."""
 
 
 def describe_run(run: ResolvedRun, simulation: Simulation) -> dict[str, Any]:
-    """Plain values, ready for JSON."""
+    """Return plain values for JSON."""
     truth = simulation.truth
     return {
         "metric": run.metric,
@@ -38,7 +38,7 @@ def describe_run(run: ResolvedRun, simulation: Simulation) -> dict[str, Any]:
 
 
 def dense_bytes_per_round(run: ResolvedRun, simulation: Simulation) -> int:
-    """What a round would send without sparsity: every weight in four bytes, both ways, in every exchange."""
+    """Return the bytes of a round without sparsity: four bytes per weight, in both directions, in every exchange."""
     participation = 1.0 if run.centralized else run.federation.participation
     return (
         2
@@ -50,13 +50,13 @@ def dense_bytes_per_round(run: ResolvedRun, simulation: Simulation) -> int:
 
 
 def layout_info(layout: Layout) -> dict[str, Any]:
-    """Where each layer stands in the flat vector, and its shape."""
+    """Return slice and shape of each layer."""
     layers = {name: {"start": part.start, "stop": part.stop, "shape": list(shape)} for name, (part, shape) in layout.layers.items()}
     return {"size": layout.size, "num_ungated": layout.num_ungated, "layers": layers}
 
 
 def client_info(run: ResolvedRun, simulation: Simulation) -> dict[str, Any]:
-    """How many there are; for up to a thousand, the rows of each and how many of them carry each label."""
+    """Return the number of clients; for up to a thousand, the examples of each client and their labels."""
     counts = simulation.examples_per_client
     found: dict[str, Any] = {"count": len(counts)}
     if len(counts) > MAX_LISTED_CLIENTS:
@@ -66,7 +66,7 @@ def client_info(run: ResolvedRun, simulation: Simulation) -> dict[str, Any]:
 
 
 def environment_info(run: ResolvedRun) -> dict[str, str | int]:
-    """What a result may depend on besides its settings."""
+    """Return the versions that a result may depend on."""
     return {
         "fedsieve": fedsieve.__version__,
         "python": platform.python_version(),

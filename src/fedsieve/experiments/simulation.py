@@ -1,4 +1,4 @@
-"""A run's rows on its clients, the engine over them, and what its parameters are measured by."""
+"""The data of a run on its clients, the exchange over them, and the evaluation of parameters."""
 
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +31,7 @@ from fedsieve.runtime.rounds import Population
 
 
 class Simulation:
-    """A run's data on tensors, drawn once."""
+    """The data of a run as tensors; it is generated or loaded once."""
 
     def __init__(self, run: ResolvedRun) -> None:
         self.run = run
@@ -46,11 +46,12 @@ class Simulation:
             )
         if run.federation.clients > self.dataset.counts.sum() and not run.centralized:
             raise ValueError(
-                f"federation.clients {run.federation.clients} is more than the {self.dataset.counts.sum()} rows there are; use fewer clients"
+                f"federation.clients {run.federation.clients} is more than the {self.dataset.counts.sum()} rows there are; "
+                f"use fewer clients"
             )
 
     def validate(self) -> None:
-        """Fail early, before anything is written: rows that cannot be prepared, a start or a module that does not fit."""
+        """Raise ValueError before anything is written if the examples, the initial weights or the module do not fit."""
         _ = self.client_data
         if self.run.init_weights is not None:
             load_initial_weights(self.run.init_weights, self.run.objective)
@@ -58,32 +59,32 @@ class Simulation:
             x, y = self.test_set
             try:
                 outputs = self.run.objective.predict(self.run.objective.flatten(self.run.objective.module).to(self.run.dtype), x[:2])
-            except RuntimeError as problem:
+            except RuntimeError as error:
                 shape = " x ".join(map(str, x.shape[1:]))
-                raise ValueError(f"--model {self.run.model} cannot take rows of {shape} numbers: {str(problem).splitlines()[0]}") from None
+                raise ValueError(f"--model {self.run.model} cannot take rows of {shape} numbers: {str(error).splitlines()[0]}") from None
             if outputs.shape[-1] <= int(y.max()):
                 raise ValueError(f"--model {self.run.model} has {outputs.shape[-1]} outputs; there are {int(y.max()) + 1} classes")
 
     def with_config(self, run: ResolvedRun) -> "Simulation":
-        """The same rows under another method."""
+        """Return the same data for another algorithm."""
         other = Simulation.__new__(Simulation)
         other.run, other.dataset = run, self.dataset
         return other
 
     @cached_property
     def examples_per_client(self) -> np.ndarray:
-        """Rows of each client."""
+        """The number of examples of each client."""
         counts = self.dataset.counts
         return np.array([counts.sum()]) if self.run.centralized else counts
 
     @cached_property
     def population(self) -> Population:
-        """Who may be picked."""
+        """The clients that may be sampled."""
         return Population(len(self.examples_per_client), np.flatnonzero(self.examples_per_client).tolist())
 
     @property
     def reply_limits(self) -> ReplyLimits:
-        """What a reply may be at most."""
+        """The limits by which replies are rejected."""
         federation = self.run.federation
         return ReplyLimits(
             max_norm_ratio=federation.max_norm_ratio,
@@ -92,7 +93,7 @@ class Simulation:
 
     @cached_property
     def standardizer(self) -> Standardizer | None:
-        """What linear models of a user's own rows are trained in, agreed on by those who train; None where rows are taken as they are."""
+        """The federated standardization of a user's data for linear models; None if examples are used as they are."""
         if not getattr(self.run.data, "standardize", False):
             return None
         squared = self.run.task_spec.loss is Loss.SQUARED
@@ -107,19 +108,19 @@ class Simulation:
 
     @property
     def feature_std(self) -> np.ndarray | None:
-        """The scale of each feature, where clients agreed on one."""
+        """The standard deviation of each feature, if the data are standardized."""
         if self.standardizer is None or not isinstance(self.dataset.x, np.ndarray):
             return None
         return self.standardizer.features.scale
 
     @property
     def standardization_traffic(self) -> Traffic:
-        """What agreeing on units took, up and down alike."""
+        """The traffic of federated standardization, the same in both directions."""
         sent = 0 if self.standardizer is None else self.standardizer.bytes_each_way * len(self.population.clients_with_data)
         return Traffic(paper_formula=sent, payload=sent, total=sent, weights=sent)
 
     def to_standardized(self, theta: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
-        """A model for rows as the user has them, as it is trained."""
+        """Return parameters for original examples as parameters for standardized ones."""
         if self.standardizer is None:
             return theta
         assert isinstance(self.run.objective, Linear), "only linear models are standardized"
@@ -129,7 +130,7 @@ class Simulation:
         ).to(theta)
 
     def to_original(self, theta: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
-        """The model under training, for rows as the user has them; what is not zero stays so in the smallest units."""
+        """Return parameters for standardized examples as parameters for original ones; nonzero weights stay nonzero."""
         if self.standardizer is None:
             return theta
         assert isinstance(self.run.objective, Linear), "only linear models are standardized"
@@ -141,22 +142,22 @@ class Simulation:
 
     @cached_property
     def client_data(self) -> ClientData:
-        """The clients' rows, in common units, centred if asked."""
+        """The examples of all clients, standardized and centered as configured."""
         x, y = self._standardize(self.dataset.x, self.dataset.y)
         if self.run.federation.center_features:
             if isinstance(x, csr_matrix):
-                raise ValueError("federation.center-features would fill sparse rows with numbers; use --federation.center-features none")
+                raise ValueError("federation.center-features would make sparse examples dense; leave it out")
             x, y = center_per_client(x, y, self.examples_per_client, center_targets=self.run.task_spec.loss is Loss.SQUARED)
         return self._make_client_data(x, y, self.examples_per_client)
 
     @cached_property
     def server_data(self) -> ClientData:
-        """The server's own rows."""
+        """The examples of the server."""
         return self._make_client_data(*self._standardize(self.dataset.server_x, self.dataset.server_y), [len(self.dataset.server_y)])
 
     @cached_property
     def test_set(self) -> tuple[Tensor | CsrMatrix, Tensor]:
-        """Test rows, of linear models feature by feature: a sparse model reads only the features it uses."""
+        """The test set; for linear models stored feature by feature, so that a sparse model reads only its features."""
         x = self.dataset.test_x
         if isinstance(x, np.ndarray):
             by_feature = isinstance(self.run.objective, Linear)
@@ -165,7 +166,7 @@ class Simulation:
 
     @cached_property
     def truth(self) -> Tensor | None:
-        """The true coefficients, (outputs, features), where they are known."""
+        """The true coefficients (outputs, features), if they are known."""
         return None if self.dataset.truth is None else self._to_tensor(self.dataset.truth)
 
     @property
@@ -187,13 +188,13 @@ class Simulation:
         return simulate.make_exchange(context, client_data, engine=run.engine, sample_bytes=run.byte_counting is ByteCounting.SAMPLED)
 
     def evaluate(self, theta: Tensor) -> dict[str, float]:
-        """Test metrics of a parameter vector under training, in the user's units."""
+        """Return the test metrics of a parameter vector, on original examples."""
         x, y = self.test_set
         outputs = self.run.objective.predict(self.to_original(theta), x)  # pyright: ignore[reportArgumentType]  # modules: no CSR
         return metrics.METRICS_BY_LOSS[self.run.task_spec.loss][0](outputs, y)
 
     def support_recovery(self, theta: Tensor) -> dict[str, float]:
-        """How well its support is the true one, where that is known."""
+        """Return the metrics of support recovery, if the true support is known."""
         if self.truth is None:
             return {}
         return metrics.support_recovery((theta[: self.truth.numel()] != 0).view_as(self.truth), self.truth != 0)
@@ -233,7 +234,7 @@ class Simulation:
 
 
 def validation_split(dataset: FederatedDataset) -> FederatedDataset:
-    """A tenth of each client's rows in the place of the test rows; rows of a client are in random order already."""
+    """Return the data set with a tenth of each client's examples as test set; a client's examples are in random order."""
     starts = np.repeat(np.cumsum(dataset.counts) - dataset.counts, dataset.counts)
     held = np.arange(len(dataset.y)) - starts < np.repeat(dataset.counts // 10, dataset.counts)
     rest = {
@@ -247,7 +248,7 @@ def validation_split(dataset: FederatedDataset) -> FederatedDataset:
 def center_per_client(
     x: np.ndarray, y: np.ndarray, examples_per_client: np.ndarray, *, center_targets: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Each client's features (and targets) less their own mean."""
+    """Return the features (and targets) of each client minus their mean."""
     starts = np.concatenate(([0], np.cumsum(examples_per_client)[:-1]))[examples_per_client > 0]
     held = examples_per_client[examples_per_client > 0]
     x = x - np.repeat(np.add.reduceat(x, starts, axis=0) / held[:, None], held, axis=0)

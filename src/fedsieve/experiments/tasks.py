@@ -1,4 +1,4 @@
-"""The tasks by the name a user types: their data, their objective, and the defaults that go with them."""
+"""The tasks by name: their data, their objective and their default options."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -32,54 +32,54 @@ IMAGE_DEFAULTS = {
     "log_alpha_scaling_rate": 0.3,
     "local_gate_noise": GateNoise.SAMPLED,
 }
-"""For softmax on images; the last two are FLoPS-PA's: with the schedule it may close gates sooner."""
+"""Defaults for softmax on images; the last two apply to FLoPS-PA, which may close gates earlier with an annealed density."""
 CAPPED_STEP = {"step_rule": StepRule.CAPPED}
-"""Steps of at most 1/L: Polyak's aims at a loss of 0, which noisy targets and models smaller than a batch do not have (decision F10)."""
+"""Step sizes up to 1/L: the Polyak step assumes a minimal loss of 0, which noisy targets and small models do not have (decision F10)."""
 MAX_CLASS_VALUES = 20
-"""Different whole numbers up to which a target looks like classes."""
+"""The maximum number of distinct integers for which a target looks like classes."""
 MAX_CAPPED_FEATURES = 1000
-"""Sparse features up to which L is computed: it needs a client's rows over all the features it has."""
+"""The maximum number of sparse features for which L is computed: it needs a client's examples as a dense matrix."""
 MIN_COHORT = 10
-"""Clients a round takes at least on rows of a user's own, or all there are: a round of one client follows that client (decision F11)."""
+"""The minimum cohort size on a user's data, or all clients: a round with one client follows that client (decision F11)."""
 USER_DATA_SIEVE = {"uplink": Uplink.WEIGHTS, "ending": Ending.FROZEN}
-"""For sieve on rows of a user's own (estimators, `fit`, task file): numbers, not signs, no gate noise at the end (H6)."""
+"""Options of sieve on a user's data (estimators, `fit`, task file): numbers instead of signs, no gate noise at the end (H6)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a task brings along."""
+    """Data, objective and default options of a task."""
 
     description: str
     loss: Loss
     data_options: type
     load: Callable[..., FederatedDataset]
-    """(options, spread, seed, server rows) -> rows on clients"""
+    """(data options, partition, seed, number of server examples) -> federated data set"""
     make_objective: Callable[[Any, GateGranularity], Linear | Module]
-    """(options, what shares a gate) -> the loss"""
+    """(data options, gate granularity) -> objective"""
     clients: int = 100
     min_cohort: int = 1
-    """clients a round takes at least, unless a participation is typed"""
+    """minimum cohort size, unless the participation is set by the user"""
     partition: Partition = Partition.QUANTITY
     density: float = 0.05
     client_weighting: ClientWeighting | None = None
-    """how much clients count (None: the method's own)"""
+    """client weighting (None: the default of the algorithm)"""
     shared_options: Mapping[str, Any] = field(default_factory=dict)
-    """defaults of every method on this task"""
+    """default options of every algorithm on this task"""
     tuned_options: Mapping[str, Any] = field(default_factory=dict)
-    """found on validation rows, for methods without a rule that holds on every task"""
+    """options tuned on validation examples, for algorithms whose defaults do not apply to all tasks"""
     sieve: Mapping[str, Any] = field(default_factory=dict)
-    """where sieve departs from its rule: rows of a user's own"""
+    """options of sieve that differ from its defaults, for a user's data"""
     option_rule: Callable[[type[BaseAlgorithm]], Mapping[str, Any]] = lambda _: {}
-    """what else depends on the method"""
+    """further options that depend on the algorithm"""
 
     @property
     def metric(self) -> str:
-        """The name of the number that is compared."""
+        """The name of the metric that is compared."""
         return METRICS_BY_LOSS[self.loss][1]
 
 
 def synthetic_task(name: str, description: str, loss: Loss) -> Task:
-    """One of the paper's generated tasks."""
+    """Return one of the paper's synthetic tasks."""
 
     def make_objective(data: Synthetic, granularity: GateGranularity) -> Linear:
         return make_linear(loss, data.num_features, data.num_classes if name == "mc" else 1, granularity)
@@ -88,14 +88,14 @@ def synthetic_task(name: str, description: str, loss: Loss) -> Task:
 
 
 def softmax_task(name: str, description: str, num_features: int, num_classes: int, **defaults: Any) -> Task:
-    """A linear classifier on known files."""
+    """Return the task of a linear classifier on built-in data."""
     shared = {"data_options": BuiltinFiles, "load": partial(builtin.load_builtin_dataset, name), "partition": Partition.LABEL}
     shared["make_objective"] = lambda _, group: make_linear(Loss.SOFTMAX, num_features, num_classes, group)
     return Task(description=description, loss=Loss.SOFTMAX, **shared, **defaults)
 
 
 def make_linear(loss: Loss, num_features: int, num_outputs: int, granularity: GateGranularity, *, intercept: bool = False) -> Linear:
-    """A linear model; of the groups, only features make sense in it."""
+    """Return a linear model; its gates belong to weights or to features."""
     if granularity not in (GateGranularity.WEIGHT, GateGranularity.FEATURE):
         raise ValueError(f"gate-granularity {granularity} needs a module with layers; a linear model has weight and feature")
     return Linear(
@@ -108,7 +108,7 @@ def make_linear(loss: Loss, num_features: int, num_outputs: int, granularity: Ga
 
 
 def file_task(data: UserFiles, model: str | None) -> Task:
-    """A user's own rows under the model they name; without one, what the target suggests."""
+    """Return the task of a user's file with the named model, or with the model that the target suggests."""
     if data.path is None:
         raise ValueError("task file needs --data.path with a .npz, .csv or .svm file")
     table = user_files.read_table(data.path, data.target, data.client)
@@ -166,7 +166,7 @@ def file_task(data: UserFiles, model: str | None) -> Task:
 
 
 def infer_model(y: np.ndarray) -> str:
-    """The model a target asks for, where nobody names one: words and whole numbers are classes, other numbers are to be predicted."""
+    """Return the default model for a target: strings and integers are classes, other numbers are regression targets."""
     if y.ndim == 2:
         return "multilabel"
     if y.dtype.kind not in "USiub":
@@ -175,7 +175,7 @@ def infer_model(y: np.ndarray) -> str:
 
 
 def class_warning(y: np.ndarray) -> str | None:
-    """What to say of numbers that may well be classes."""
+    """Return a warning if a numeric target may be classes."""
     values = np.unique(y)
     if len(values) > MAX_CLASS_VALUES or (values % 1 != 0).any():
         return None
@@ -184,7 +184,7 @@ def class_warning(y: np.ndarray) -> str | None:
 
 
 def user_data_defaults(algorithm_type: type[BaseAlgorithm], objective: Linear, *, sparse: bool) -> dict[str, Any]:
-    """How a method is set for a linear model of a user's own rows."""
+    """Return the options of an algorithm for a linear model on a user's data."""
     narrow = not sparse or objective.num_features <= MAX_CAPPED_FEATURES
     default: Any = algorithm_type.batch_size  # a number in every method
     small = objective.loss is Loss.SQUARED or objective.layout.num_gated <= default
@@ -237,7 +237,7 @@ TASKS = {
 
 
 def default_options(task: Task, algorithm_type: type[BaseAlgorithm], model: str | None) -> dict[str, Any]:
-    """Defaults of a method on this task, or for a module of the user's own."""
+    """Return the default options of an algorithm on a task, or for a user's module."""
     settings: dict[str, Any] = dict(NETWORK_DEFAULTS if model is not None and ":" in str(model) else task.shared_options)
     return select_supported(
         algorithm_type,
@@ -246,7 +246,7 @@ def default_options(task: Task, algorithm_type: type[BaseAlgorithm], model: str 
 
 
 def get_task(name: str, data: Any, model: str | None) -> Task:
-    """The task of a run."""
+    """Return the task of a run."""
     if name == "file":
         return file_task(data, model)
     if model is not None:

@@ -1,4 +1,4 @@
-"""A run in a tracker people already use. Imported only when asked for; all stay on this machine unless their own settings say otherwise."""
+"""Experiment trackers. They are imported on first use and store locally unless their own settings say otherwise."""
 
 import os
 import sys
@@ -12,11 +12,11 @@ from fedsieve import optional
 
 PROJECT = "fedsieve"
 LogFunction = Callable[[Mapping[str, Any]], None]
-"""Takes the row of a finished round."""
+"""Logs the metrics of a round."""
 
 
 class Tracker(StrEnum):
-    """Where rounds are written, beside metrics.jsonl."""
+    """Where the metrics of rounds are logged, in addition to metrics.jsonl."""
 
     TENSORBOARD = "tensorboard"
     """event files in the folder tensorboard of the run"""
@@ -30,7 +30,7 @@ class Tracker(StrEnum):
 
 @contextmanager
 def open_tracker(tracker: Tracker | None, folder: Path, config: Mapping[str, Any]) -> Iterator[LogFunction]:
-    """While open, takes every round; what trackers say goes to standard error, so that --json stays alone on its line."""
+    """Open a tracker; its output goes to standard error, so that --json remains the only line of output."""
     ways = {Tracker.TENSORBOARD: open_tensorboard, Tracker.TRACKIO: open_trackio, Tracker.WANDB: open_wandb, Tracker.MLFLOW: open_mlflow}
     if tracker is None:
         yield lambda _: None
@@ -40,19 +40,19 @@ def open_tracker(tracker: Tracker | None, folder: Path, config: Mapping[str, Any
 
 
 def check_installed(tracker: Tracker | None) -> None:
-    """Fail before anything is trained or written where the package is missing."""
+    """Raise an error before training if the package is missing."""
     if tracker is not None:
         brought = tracker in (Tracker.TENSORBOARD, Tracker.TRACKIO)
         optional.require_package(tracker.value, "'fedsieve[track]'" if brought else tracker.value, f"--tracker {tracker}")
 
 
 def numeric_values(row: Mapping[str, Any]) -> dict[str, float]:
-    """What can be drawn over rounds."""
+    """Return the numeric values of a round."""
     return {name: float(value) for name, value in row.items() if isinstance(value, int | float) and name != "round"}
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by the names their flags have."""
+    """Return the settings by the names of their flags."""
     named: dict[str, Any] = {}
     for name, value in config.items():
         inner = value.items() if isinstance(value, Mapping) else [(None, value)]
@@ -62,7 +62,7 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def open_tensorboard(folder: Path, config: dict[str, Any]) -> Iterator[LogFunction]:
-    """Scalars by round, and the settings as text."""
+    """Log scalars by round, and the settings as text."""
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(str(folder / "tensorboard")) as writer:
@@ -77,7 +77,7 @@ def open_tensorboard(folder: Path, config: dict[str, Any]) -> Iterator[LogFuncti
 
 @contextmanager
 def open_trackio(folder: Path, config: dict[str, Any]) -> Iterator[LogFunction]:
-    """One run of the project, named like the folder."""
+    """Log one run of the project, named after its directory."""
     import trackio as package
 
     run = package.init(
@@ -91,7 +91,7 @@ def open_trackio(folder: Path, config: dict[str, Any]) -> Iterator[LogFunction]:
 
 @contextmanager
 def open_wandb(folder: Path, config: dict[str, Any]) -> Iterator[LogFunction]:
-    """Off-line unless WANDB_MODE says otherwise."""
+    """Log offline, unless WANDB_MODE says otherwise."""
     import wandb as package  # pyright: ignore[reportMissingImports]  # optional
 
     mode = os.environ.get("WANDB_MODE", "offline")
@@ -101,7 +101,7 @@ def open_wandb(folder: Path, config: dict[str, Any]) -> Iterator[LogFunction]:
 
 @contextmanager
 def open_mlflow(folder: Path, config: dict[str, Any]) -> Iterator[LogFunction]:
-    """On this machine unless MLFLOW_TRACKING_URI says otherwise."""
+    """Log locally, unless MLFLOW_TRACKING_URI says otherwise."""
     import mlflow as package  # pyright: ignore[reportMissingImports]  # optional
 
     package.set_experiment(PROJECT)
