@@ -1,4 +1,4 @@
-"""What `fedsieve report` and `fedsieve watch` do. Nothing here imports torch."""
+"""The commands `fedsieve report` and `fedsieve watch`. They do not import torch."""
 
 import webbrowser
 from pathlib import Path
@@ -50,7 +50,7 @@ def watch(folder: Path, *, port: Integer = 8765) -> int:
 
 
 def latest_run_directory() -> Path:
-    """The folder in runs/ that was written to last."""
+    """Return the directory in runs/ that was written last."""
     found = (
         [path for path in RUNS_DIR.glob("*") if is_run_directory(path) or any(is_run_directory(inner) for inner in path.glob("*"))]
         if RUNS_DIR.is_dir()

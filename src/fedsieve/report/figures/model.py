@@ -1,4 +1,4 @@
-"""A model in one picture: masks where features are pixels, the strongest features of a linear model, the layers of a module."""
+"""Draw a model: masks if features are pixels, the strongest features of a linear model, the layers of a module."""
 
 from math import ceil
 from pathlib import Path
@@ -18,7 +18,7 @@ MAX_BARS, MAX_MASKS, NUM_COLUMNS, NUM_COLUMNS_IF_FEW = 20, 64, 8, 5
 
 
 def draw_model(model: SparseModel, path: Path) -> None:
-    """Draw it into a file."""
+    """Draw the model to a file."""
     with mpl.rc_context(STYLE):
         if model.metadata.task in IMAGE_SHAPES and model.metadata.factory is None:
             made = draw_masks(model, IMAGE_SHAPES[model.metadata.task])
@@ -34,7 +34,7 @@ def draw_model(model: SparseModel, path: Path) -> None:
 
 
 def draw_masks(model: SparseModel, image_shape: tuple[int, int]) -> Figure:
-    """The weights of each class as pixels: blue speaks for it, orange against it, white was dropped."""
+    """Draw the weights of each class as pixels: positive blue, negative orange, zero white."""
     matrix = model.coef.toarray()[:MAX_MASKS]
     columns = NUM_COLUMNS_IF_FEW if len(matrix) <= 2 * NUM_COLUMNS_IF_FEW else NUM_COLUMNS
     rows = ceil(len(matrix) / columns)
@@ -53,7 +53,7 @@ def draw_masks(model: SparseModel, image_shape: tuple[int, int]) -> Figure:
 
 
 def draw_features(model: SparseModel) -> Figure:
-    """The strongest features, signed where there is one output."""
+    """Draw the strongest features, with signs if there is one output."""
     data = strongest_features(model, MAX_BARS)
     names: list[Any] = [row[0] for row in data.rows][::-1]
     weights: list[Any] = [row[1] for row in data.rows][::-1]
@@ -67,7 +67,7 @@ def draw_features(model: SparseModel) -> Figure:
 
 
 def draw_layers(model: SparseModel) -> Figure:
-    """The density of each tensor, with the count beside its bar."""
+    """Draw the density of each tensor with its number of weights."""
     parts = [
         (name, model.indices[(model.indices >= part["start"]) & (model.indices < part["stop"])].size, part)
         for name, part in model.layers.items()

@@ -1,4 +1,4 @@
-"""From numbers to places on a chart: linear and logarithmic axes with round ticks."""
+"""Linear and logarithmic axes with round ticks."""
 
 import math
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class AxisScale(NamedTuple):
-    """An axis: numbers in [low, high] fall on [start, end]."""
+    """An axis that maps [low, high] to the pixels [start, end]."""
 
     low: float
     high: float
@@ -15,21 +15,21 @@ class AxisScale(NamedTuple):
     is_log: bool = False
 
     def __call__(self, value: float) -> float:
-        """Where a number stands."""
+        """Return the pixel of a number."""
         low, high, value = (
             (math.log10(max(v, 1e-300)) for v in (self.low, self.high, value)) if self.is_log else (self.low, self.high, value)
         )
         return self.start + (value - low) / ((high - low) or 1.0) * (self.end - self.start)
 
     def ticks(self, max_ticks: int = 6) -> list[float]:
-        """Round numbers inside."""
+        """Return the ticks of the axis."""
         if self.is_log and self.high / self.low > 5:
             return log_ticks(self.low, self.high, max_ticks)
         return linear_ticks(self.low, self.high, max_ticks)
 
 
 def linear_ticks(low: float, high: float, max_ticks: int) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten."""
+    """Return multiples of 1, 2 or 5 times a power of ten."""
     span = (high - low) or 1.0
     step = 10 ** math.floor(math.log10(span / max_ticks))
     step *= next(factor for factor in (1, 2, 5, 10) if span / (step * factor) <= max_ticks)
@@ -38,7 +38,7 @@ def linear_ticks(low: float, high: float, max_ticks: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float, max_ticks: int) -> list[float]:
-    """Powers of ten, with 2 and 5 between them where there is room."""
+    """Return powers of ten, with 2 and 5 between them if there is room."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1, 2, 5), (1, 3), (1,)):
         found = [factor * 10.0**n for n in decades for factor in factors if low * 0.999 <= factor * 10.0**n <= high * 1.001]
@@ -48,7 +48,7 @@ def log_ticks(low: float, high: float, max_ticks: int) -> list[float]:
 
 
 def format_tick(value: float) -> str:
-    """A tick in few letters."""
+    """Return a short label of a tick."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= size:
             return f"{value / size:.4g}{unit}"
@@ -56,7 +56,7 @@ def format_tick(value: float) -> str:
 
 
 def value_range(values: Iterable[float | None], *, include_zero: bool = False) -> tuple[float, float]:
-    """The least and the largest finite number, apart; with zero if asked."""
+    """Return the smallest and the largest finite number, never equal; optionally with zero."""
     there = [v for v in values if v is not None and math.isfinite(v)] + ([0.0] if include_zero else [])
     if not there:
         return 0.0, 1.0

@@ -1,4 +1,4 @@
-"""Who took part: rows, labels, participation, rejected replies of each client."""
+"""The section about clients: examples, labels, participation and rejected replies."""
 
 from collections import Counter
 
@@ -12,7 +12,7 @@ from fedsieve.report.html.svg import Axes, Line, column_chart, image_chart, line
 
 
 def clients_section(run: RunRecord, limits: PageLimits) -> Html:
-    """A panel of all clients, largest first."""
+    """Return the section about all clients, largest first."""
     known = run.run_info.get("clients", {})
     picked = Counter(client for row in run.rows for client in row.get("cohort", ()))
     replied = Counter(client for row in run.rows for client in row.get("replied", ()))
@@ -62,7 +62,7 @@ def clients_section(run: RunRecord, limits: PageLimits) -> Html:
 
 
 def privacy_section(run: RunRecord, limits: PageLimits) -> Html:
-    """What the run has spent of its clients' privacy, round by round; nothing where it promises none."""
+    """Return the privacy loss by round, or nothing for a run without differential privacy."""
     spent, rounds = run.column("epsilon"), [row["round"] for row in run.rows]
     if not any(value is not None for value in spent):
         return Html("")
@@ -77,7 +77,7 @@ def privacy_section(run: RunRecord, limits: PageLimits) -> Html:
 
 
 def label_figure(labels: np.ndarray, order: np.ndarray, limits: PageLimits) -> Html:
-    """The share of each label in a client's rows."""
+    """Return the fraction of each label in a client's examples."""
     share = labels / labels.sum(1, keepdims=True).clip(1)
     what = "share of each label in the rows of each client"
     axes = ("client, largest first", 0, len(share)), ("label", 0, labels.shape[1])

@@ -9,13 +9,13 @@ Cell = str | float | int | bool | None
 
 
 class Html(str):
-    """Text that is HTML already."""
+    """Text that is HTML and is not escaped."""
 
     __slots__ = ()
 
 
 class PageLimits:
-    """How much a page may hold of each run: a page of many runs shows every n-th row."""
+    """Limits for the size of a page: a page of many runs shows every n-th row."""
 
     def __init__(self, num_runs: int = 1) -> None:
         self.max_rows = max(12, min(1000, 1000 // max(num_runs, 1)))
@@ -24,7 +24,7 @@ class PageLimits:
 
 
 class TableData(NamedTuple):
-    """Rows under named columns."""
+    """A table with named columns."""
 
     caption: str
     columns: Sequence[str]
@@ -32,7 +32,7 @@ class TableData(NamedTuple):
 
 
 def escape_text(value: Any) -> str:
-    """Escaped, unless it is markup."""
+    """Return escaped text; HTML is returned unchanged."""
     return value if isinstance(value, Html) else escape(str(value))
 
 
@@ -47,7 +47,7 @@ def element(name: str, *content: Any, **attributes: Any) -> Html:
 
 
 def format_cell(value: Cell) -> str:
-    """A cell as people read it: large numbers whole and in groups of three, others to five digits."""
+    """Return the text of a cell: large numbers with thousands separators, others with five digits."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, bool):
@@ -66,7 +66,7 @@ def downsample(items: Sequence[Any], max_items: int) -> list[Any]:
 
 
 def html_table(data: TableData, limits: PageLimits, *, sortable: bool = True) -> Html:
-    """A table whose headers sort and whose rows download as CSV. The exact number stands beside a shortened one."""
+    """Return a table that sorts by column and downloads as CSV. Cells contain the exact number as an attribute."""
     data = drop_empty_columns(data)
     rows = downsample(data.rows, max(2, min(limits.max_rows, limits.max_cells // len(data.columns))))
     caption = data.caption + (f" ({len(rows)} of {len(data.rows)} rows, evenly)" if len(rows) < len(data.rows) else "")
@@ -89,7 +89,7 @@ def html_table(data: TableData, limits: PageLimits, *, sortable: bool = True) ->
 
 
 def drop_empty_columns(data: TableData) -> TableData:
-    """What no row has is not shown."""
+    """Return the table without empty columns."""
     keep = [i for i in range(len(data.columns)) if not data.rows or any(row[i] is not None for row in data.rows)]
     return data._replace(columns=[data.columns[i] for i in keep], rows=[[row[i] for i in keep] for row in data.rows])
 
@@ -104,7 +104,7 @@ def _cell_html(value: Cell, numeric: bool) -> str:
 
 
 def figure(title: str, description: str, drawing: str, data: TableData, limits: PageLimits, *, wide: bool = False) -> Html:
-    """A drawing with its caption, what it says in words, and its numbers."""
+    """Return a chart with its caption, a text alternative and its numbers."""
     return element(
         "figure",
         element("figcaption", element("strong", title), " ", element("span", description)),
@@ -115,15 +115,15 @@ def figure(title: str, description: str, drawing: str, data: TableData, limits: 
 
 
 def definition_list(pairs: Iterable[tuple[str, Any]]) -> Html:
-    """Names and values."""
+    """Return a list of names and values."""
     return element("dl", *(element("div", element("dt", name), element("dd", value)) for name, value in pairs))
 
 
 def section(title: str, *content: Any, level: int = 2) -> Html:
-    """A part of the page with a heading."""
+    """Return a section with a heading."""
     return element("section", element(f"h{level}", title), *content)
 
 
 def figure_grid(*drawn: Html | None) -> Html:
-    """Figures side by side where there is room."""
+    """Return figures next to each other if there is room."""
     return element("div", *(one for one in drawn if one), class_="figures")

@@ -1,4 +1,4 @@
-"""`fedsieve watch`: the page of a run under way, served to this machine alone, read-only."""
+"""`fedsieve watch`: a read-only server for the page of a running run, on the loopback address."""
 
 import json
 from collections.abc import Callable
@@ -17,7 +17,7 @@ WATCHED_FILES = (run_directory.METRICS, run_directory.SUPPORTS_NPZ, run_director
 
 
 class PageCache:
-    """What there is to see in a folder; the page is made anew only when something changed."""
+    """The page of a directory; it is rendered again only if a file has changed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -25,7 +25,7 @@ class PageCache:
         self.cached: tuple[str, bytes] | None = None
 
     def state(self) -> dict[str, Any]:
-        """Rounds finished, whether the runs came to their end, and a stamp that changes with every file."""
+        """Return the number of finished rounds, whether all runs are finished, and a stamp that changes with every file."""
         runs = find_runs(self.folder)
         stats = [(path.stat().st_mtime_ns, path.stat().st_size) for run in runs for name in WATCHED_FILES if (path := run / name).exists()]
         return {
@@ -35,7 +35,7 @@ class PageCache:
         }
 
     def page(self) -> bytes:
-        """The page as of now."""
+        """Return the current page."""
         with self.lock:
             stamp = self.state()["stamp"]
             if self.cached is None or self.cached[0] != stamp:
@@ -44,13 +44,13 @@ class PageCache:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Two addresses, / and /state; only for those who asked this machine by its own name."""
+    """Serve / and /state; requests for other host names are rejected."""
 
     cache: PageCache
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        """The page, or how far the run is."""
+        """Send the page, or the state of the run."""
         address: Any = self.server.server_address
         port = address[1]
         if self.headers.get("Host") not in {f"{name}:{port}" for name in (LOOPBACK, "localhost")}:
@@ -63,17 +63,17 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815
 
     def send_page(self) -> None:
-        """What was asked for; a file caught in the middle of being replaced is tried again a second later by the page."""
+        """Send the content; if a file is being replaced, the page asks again after a second."""
         try:
             if self.path == "/":
                 self.send_content(HTTPStatus.OK, "text/html; charset=utf-8", self.cache.page())
             else:
                 self.send_content(HTTPStatus.OK, "application/json", json.dumps(self.cache.state()).encode())
-        except (run_directory.RunDirectoryError, OSError) as problem:
-            self.send_content(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"{problem}\n".encode())
+        except (run_directory.RunDirectoryError, OSError) as error:
+            self.send_content(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"{error}\n".encode())
 
     def send_content(self, status: HTTPStatus, content_type: str, content: bytes) -> None:
-        """Headers that keep it out of other pages and caches, then the content."""
+        """Send headers that forbid framing and caching, then the content."""
         self.send_response(status)
         headers = {"Content-Type": content_type, "Content-Length": str(len(content)), "Cache-Control": "no-store"}
         headers |= {"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Cross-Origin-Resource-Policy": "same-origin"}
@@ -84,18 +84,18 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: a line a second helps nobody."""
+        """Log no requests."""
 
 
 def create_server(folder: Path, port: int) -> ThreadingHTTPServer:
-    """A server of a folder's page on this machine's own address; port 0 is any that is free."""
+    """Return a server for the page of a directory on the loopback address; port 0 selects a free port."""
     find_runs(folder)
     handler = type("Handler", (Handler,), {"cache": PageCache(folder)})
     try:
         made = ThreadingHTTPServer((LOOPBACK, port), handler)
-    except (OSError, OverflowError) as problem:
+    except (OSError, OverflowError) as error:
         raise run_directory.RunDirectoryError(
-            f"--port {port} cannot be used: {getattr(problem, 'strerror', None) or problem}; choose another"
+            f"--port {port} cannot be used: {getattr(error, 'strerror', None) or error}; choose another"
         ) from None
     made.daemon_threads = True
     return made

@@ -1,4 +1,4 @@
-"""Several runs on one page: quality against bytes, the Pareto front, the tables of a comparison, one row a run."""
+"""The overview of several runs: quality against bytes, the Pareto front, the tables of a comparison, one row per run."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ Settings = dict[str, Any]
 def overview_sections(
     runs: Sequence[RunRecord], limits: PageLimits, comparison: Mapping[str, Any] | None, links: Mapping[int, str]
 ) -> Html:
-    """All runs, task by task; their own tables are never thinned. `links` says where on the page each run stands."""
+    """Return the overview by task. `links` are the anchors of the runs on the page."""
     by_task: dict[tuple[str, str], list[RunRecord]] = {}
     for run in runs:
         by_task.setdefault((run.task, run.metric), []).append(run)
@@ -30,7 +30,7 @@ def overview_sections(
 
 
 def group_by_settings(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
-    """Runs that differ only in their seed, under the method's name and whatever else tells them apart from others of that method."""
+    """Group runs that differ only in their seed, by the name of the algorithm and the settings that distinguish the groups."""
     by_method: dict[str, list[RunRecord]] = {}
     for run in runs:
         by_method.setdefault(run.algorithm, []).append(run)
@@ -45,7 +45,7 @@ def group_by_settings(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
 
 
 def flatten(config: Settings) -> Settings:
-    """Settings under dotted names."""
+    """Return the settings by dotted names."""
     found: Settings = {}
     for key, value in config.items():
         found |= {f"{key}.{inner}": v for inner, v in value.items()} if isinstance(value, dict) else {key: value}
@@ -53,7 +53,7 @@ def flatten(config: Settings) -> Settings:
 
 
 def mean_curve(name: str, runs: Sequence[RunRecord], metric: str) -> Line | None:
-    """Mean over seeds, with a band of one standard deviation where there are several; unfinished runs only where no other is there."""
+    """Return the mean over seeds with a band of one standard deviation; unfinished runs are used only if there are no others."""
     runs = [run for run in runs if run.is_finished] or [run for run in runs if run.rows]
     if not runs:
         return None
@@ -67,7 +67,7 @@ def mean_curve(name: str, runs: Sequence[RunRecord], metric: str) -> Line | None
 
 
 def pareto_front(points: Mapping[str, tuple[float, float]]) -> list[str]:
-    """Names of those no other beats in bytes and quality at once, cheapest first."""
+    """Return the names on the Pareto front of bytes and quality, cheapest first."""
     best, names = -np.inf, []
     for name, (_, value) in sorted(points.items(), key=lambda item: (item[1][0], -item[1][1])):
         if value > best:
@@ -77,7 +77,7 @@ def pareto_front(points: Mapping[str, tuple[float, float]]) -> list[str]:
 
 
 def trade_off_figure(runs: Sequence[RunRecord], metric: str, limits: PageLimits) -> Html:
-    """Every method's way from its first byte to its last, and which ends no other beats."""
+    """Return the chart of quality against bytes, with the Pareto front of the final values."""
     groups = group_by_settings(runs)
     lines = [line for name, members in groups.items() if (line := mean_curve(name, members, metric))]
     if not lines:
@@ -107,7 +107,7 @@ def trade_off_figure(runs: Sequence[RunRecord], metric: str, limits: PageLimits)
 
 
 def _clip_below(line: Line, min_value: float) -> Line:
-    """The part of a curve worth looking at: the first rounds would flatten the rest."""
+    """Return the part of a curve that is drawn; the first rounds would compress the rest."""
     keep = [i for i, v in enumerate(line.y) if v is not None and v >= min_value]
     pick: list[Any] = [[column[i] for i in keep] if column else () for column in line[1:5]]
     low = [max(v, min_value) for v in pick[2]]
@@ -124,7 +124,7 @@ def _final_sd(line: Line) -> float | None:
 
 
 def comparison_tables(result: Mapping[str, Any], limits: PageLimits) -> list[Html]:
-    """What `fedsieve compare` printed, from its result.json."""
+    """Return the tables of `fedsieve compare`, from its result.json."""
     metric = METRIC_LABELS.get(result["metric"], result["metric"])
     seeds = ", ".join(map(str, result["seeds"]))
     limit = format_bytes(result["equal_bytes_limit"])
@@ -153,7 +153,7 @@ def comparison_tables(result: Mapping[str, Any], limits: PageLimits) -> list[Htm
 
 
 def runs_table(runs: Sequence[RunRecord], limits: PageLimits, links: Mapping[int, str]) -> Html:
-    """One row a run."""
+    """Return a table with one row per run."""
     rows: list[list[Cell]] = []
     for i, run in enumerate(runs):
         name = element("a", run.name, href=f"#{links[i]}") if i in links else run.name

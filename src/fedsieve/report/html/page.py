@@ -1,4 +1,4 @@
-"""The page: what is read from the store, put together, written as one file that needs no network."""
+"""The page: one self-contained HTML file from stored results."""
 
 import shlex
 import sys
@@ -22,7 +22,7 @@ RESOURCES = files("fedsieve.report.html")
 
 
 def render_report(folders: Sequence[Path], *, live: bool = False) -> str:
-    """The whole page about the runs or studies in these folders; `live` pages ask their server for news."""
+    """Return the page about the runs or studies in these directories; a `live` page polls its server."""
     if studies := [place for folder in folders for place in find_studies(folder)]:
         title = studies[0].name if len(studies) == 1 else f"{len(studies)} studies"
         return render_document(title, Html("".join(map(render_study, studies))), live=live)
@@ -32,15 +32,15 @@ def render_report(folders: Sequence[Path], *, live: bool = False) -> str:
     comparison = read_comparison(folders[0]) if len(folders) == 1 else None
     try:
         return render_runs(runs, comparison, live=live)
-    except (AttributeError, KeyError, TypeError, IndexError) as problem:
+    except (AttributeError, KeyError, TypeError, IndexError) as error:
         where = ", ".join(map(str, folders))
         raise run_directory.RunDirectoryError(
-            f"{where} holds a file that is not what a run leaves: {type(problem).__name__} {problem}"
-        ) from problem
+            f"{where} holds a file that is not what a run leaves: {type(error).__name__} {error}"
+        ) from error
 
 
 def render_runs(runs: list[RunRecord], comparison: Mapping[str, Any] | None, *, live: bool) -> str:
-    """The page of one run, or of several side by side and then one by one."""
+    """Return the page of one run, or the overview of several runs followed by each of them."""
     if len(runs) == 1:
         run = runs[0]
         body = element("section", element("h2", f"{run.name}, seed {run.seed}"), render_run(run, PageLimits()))
@@ -63,13 +63,13 @@ def render_runs(runs: list[RunRecord], comparison: Mapping[str, Any] | None, *, 
 
 
 def page_title(runs: Sequence[RunRecord]) -> str:
-    """What several runs are about."""
+    """Return the title of several runs."""
     methods, tasks = (list(dict.fromkeys(names)) for names in ([run.algorithm for run in runs], [run.task for run in runs]))
     return f"{len(runs)} runs: {', '.join(methods)} on {', '.join(tasks)}"
 
 
 def render_run(run: RunRecord, limits: PageLimits) -> Html:
-    """Everything about one run."""
+    """Return all sections of one run."""
     if not run.rows:
         return element("p", "No round is finished yet.")
     again = run.folder.with_name(run.folder.name + "-again")
@@ -90,7 +90,7 @@ def render_run(run: RunRecord, limits: PageLimits) -> Html:
 
 
 def render_document(title: str, body: Html, *, live: bool) -> str:
-    """The document around a body: style and script inside, nothing from elsewhere allowed."""
+    """Return the document with inline style and script; external resources are forbidden."""
     style, script = ((RESOURCES / name).read_text() for name in ("page.css", "page.js"))
     hashed = b64encode(sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{hashed}'"
@@ -106,21 +106,21 @@ def render_document(title: str, body: Html, *, live: bool) -> str:
 
 
 def write_report(folders: Sequence[Path], path: Path) -> Path:
-    """Write the page of some folders into a file."""
+    """Write the page of some directories to a file."""
     page = render_report(folders)
     try:
         run_directory.atomic_write(path, page.encode())
-    except OSError as problem:
+    except OSError as error:
         raise run_directory.RunDirectoryError(
-            f"cannot write the report to {path}: {problem.strerror}; choose another file with --out"
+            f"cannot write the report to {path}: {error.strerror}; choose another file with --out"
         ) from None
     return path
 
 
 def write_default_report(folder: Path) -> str | None:
-    """The page of a run that just ended, in its folder. Whatever goes wrong with it, the run is kept: a note, and no path."""
+    """Write the page of a finished run to its directory; return None and print a note if that fails."""
     try:
         return str(write_report([folder], folder / run_directory.REPORT))
-    except Exception as problem:  # a run of hours must not fail for its picture
-        print(f"note: the run is kept, its report was not written: {type(problem).__name__}: {problem}", file=sys.stderr)
+    except Exception as error:  # a run of hours must not fail for its picture
+        print(f"note: the run is kept, its report was not written: {type(error).__name__}: {error}", file=sys.stderr)
         return None

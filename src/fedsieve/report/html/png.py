@@ -1,4 +1,4 @@
-"""Matrices as pictures: palette PNGs small enough to stand inside the page."""
+"""Matrices as small palette PNGs inside the page."""
 
 import struct
 import zlib
@@ -20,13 +20,13 @@ CIVIDIS = np.array(
         (254, 232, 56),
     ]
 )
-"""A map from dark blue to yellow that reads the same with every kind of colour vision."""
+"""A colour map from dark blue to yellow that is readable with colour blindness."""
 POSITIVE, NEGATIVE = (0, 114, 178), (213, 94, 0)
 NUM_LEVELS = 64
 
 
 def png_data_uri(pixels: np.ndarray, palette: np.ndarray) -> str:
-    """A picture of palette numbers (height, width) as a data URI; the palette is (n, 4): red, green, blue, opacity."""
+    """Return palette indices (height, width) as the data URI of a PNG; the palette is (n, 4): red, green, blue, opacity."""
     height, width = pixels.shape
     lines = np.zeros((height, width + 1), dtype=np.uint8)
     lines[:, 1:] = pixels
@@ -46,7 +46,7 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def heatmap_png(matrix: np.ndarray) -> str:
-    """Numbers in [0, 1] from dark blue to yellow."""
+    """Return numbers in [0, 1] as an image from dark blue to yellow."""
     level = np.clip(np.nan_to_num(matrix) * (NUM_LEVELS - 1) + 0.5, 0, NUM_LEVELS - 1).astype(np.uint8)
     places = np.linspace(0, len(CIVIDIS) - 1, NUM_LEVELS)
     colours = np.stack([np.interp(places, range(len(CIVIDIS)), CIVIDIS[:, i]) for i in range(3)], axis=1)
@@ -54,7 +54,7 @@ def heatmap_png(matrix: np.ndarray) -> str:
 
 
 def signed_png(matrix: np.ndarray) -> str:
-    """Positive numbers blue, negative ones vermilion, stronger where larger; what is exactly 0 is left clear."""
+    """Return signed numbers as an image: positive blue, negative vermilion, zero transparent."""
     largest = np.abs(matrix).max() or 1.0
     strength = np.ceil(np.abs(matrix) / largest * NUM_LEVELS).astype(int).clip(0, NUM_LEVELS)
     level = np.where(matrix > 0, strength, np.where(matrix < 0, NUM_LEVELS + strength, 0))

@@ -1,4 +1,4 @@
-"""A run as the store holds it, whole or half-written; and the runs below a folder."""
+"""Read stored runs, finished or not, and find the runs below a directory."""
 
 import json
 import tomllib
@@ -16,12 +16,12 @@ from fedsieve.storage import run_directory
 
 Row = dict[str, Any]
 MAX_DEPTH = 3
-"""Folders below the one given in which runs are looked for."""
+"""The depth of directories that are searched for runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """One run: what was asked for, what every round gave, what came out. Only the settings are always there."""
+    """A stored run: settings, metrics of each round and result. Only the settings always exist."""
 
     folder: Path
     config: dict[str, Any]
@@ -31,15 +31,15 @@ class RunRecord:
     supports: np.ndarray | None = None
     """(rounds, m): the indices kept in each round; shorter rows end in -1"""
     gate_histograms: np.ndarray | None = None
-    """(rounds, 20): how P(z != 0) is spread"""
+    """(rounds, 20): histograms of P(z != 0)"""
     indices: np.ndarray | None = None
-    """(m,): the indices the model keeps"""
+    """(m,): the indices of nonzero weights"""
     values: np.ndarray | None = None
     """(m,): their weights"""
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The label of the run."""
         return self.folder.name
 
     @property
@@ -49,50 +49,50 @@ class RunRecord:
 
     @property
     def task(self) -> str:
-        """What was learned."""
+        """The name of the task."""
         return str(self.config.get("task", "unknown"))
 
     @property
     def seed(self) -> int:
-        """Where its random numbers begin."""
+        """The seed."""
         return int(self.config.get("seed", 0))
 
     @property
     def rounds(self) -> int:
-        """Rounds asked for."""
+        """The configured number of rounds."""
         return int(self.config.get("rounds", len(self.rows)))
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run came to its end."""
+        """Whether the run is finished."""
         return self.result is not None
 
     @cached_property
     def metric(self) -> str:
-        """The number that is compared."""
+        """The name of the metric that is compared."""
         known = (self.result or {}).get("metric") or self.run_info.get("metric")
         return known or next((name for name in ("r2", "accuracy", "micro_f1") if self.rows and name in self.rows[0]), "metric")
 
     @cached_property
     def cumulative_bytes(self) -> np.ndarray:
-        """Bytes that crossed up to each round, both ways."""
+        """The bytes up to each round, in both directions."""
         return np.cumsum([row["bytes_up"] + row["bytes_down"] for row in self.rows]) if self.rows else np.zeros(0)
 
     def column(self, name: str) -> list[float | None]:
-        """One number a round, None where a round has none."""
+        """Return one value per round, None if a round has none."""
         return [row.get(name) for row in self.rows]
 
     def total(self, name: str) -> int:
-        """A column added up."""
+        """Return the sum of a column."""
         return int(sum(row.get(name) or 0 for row in self.rows))
 
     def last(self, name: str) -> float | None:
-        """A number of the last round there is."""
+        """Return a value of the last round."""
         return self.rows[-1].get(name) if self.rows else None
 
 
 def read_run(folder: Path) -> RunRecord:
-    """The run in a folder; what is not there yet is left out, what is damaged is refused in one line."""
+    """Return the run in a directory without parts that do not exist yet; raise an error if a file is damaged."""
     trace = _read_arrays(folder / run_directory.SUPPORTS_NPZ)
     model = _read_model(folder / run_directory.MODEL)
     return RunRecord(
@@ -109,13 +109,13 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def read_round_metrics(path: Path) -> list[Row]:
-    """The rounds so far. The last line may be half-written; any other that is no round is an error."""
+    """Return the metrics of the rounds. Only the last line may be incomplete."""
     if not path.exists():
         return []
     try:
         text = path.read_text()
-    except (OSError, UnicodeDecodeError) as problem:
-        raise run_directory.RunDirectoryError(f"{path} cannot be read: {problem}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise run_directory.RunDirectoryError(f"{path} cannot be read: {error}") from None
     *lines, rest = text.split("\n")
     rows = []
     texts: list[str] = [*lines, *([rest] if rest else [])]
@@ -124,21 +124,21 @@ def read_round_metrics(path: Path) -> list[Row]:
             row = json.loads(line)
             if not isinstance(row, dict) or not all(isinstance(row.get(name), int) for name in ("round", "bytes_up", "bytes_down")):
                 raise ValueError("a round has at least round, bytes_up and bytes_down")
-        except ValueError as problem:
+        except ValueError as error:
             if number > len(lines):
                 break
-            raise run_directory.RunDirectoryError(f"{path} is damaged in line {number}: {problem}") from None
+            raise run_directory.RunDirectoryError(f"{path} is damaged in line {number}: {error}") from None
         rows.append(row)
     return rows
 
 
 def is_run_directory(folder: Path) -> bool:
-    """Whether the folder itself is a run's."""
+    """Return whether a directory is that of a run."""
     return (folder / run_directory.CONFIG).is_file()
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """The folder itself if it is a run's, else those of the runs below it, by name."""
+    """Return the directory itself if it is that of a run, else the runs below it, by name."""
     if not folder.exists():
         raise run_directory.RunDirectoryError(f"{folder} does not exist")
     if not folder.is_dir():
@@ -153,17 +153,17 @@ def find_runs(folder: Path) -> list[Path]:
 
 
 def read_comparison(folder: Path) -> dict[str, Any] | None:
-    """What `fedsieve compare` found, where the folder is one of its own."""
+    """Return the result of `fedsieve compare`, if the directory is that of a comparison."""
     result = None if is_run_directory(folder) else _read_json(folder / run_directory.RESULT)
     return result if result and "algorithms" in result else None
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """The settings, with underscores in the names of options."""
+    """Return the settings with underscores in the names of options."""
     try:
         return _with_underscores(tomllib.loads(path.read_text()))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
-        raise run_directory.RunDirectoryError(f"{path} cannot be read: {problem}") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise run_directory.RunDirectoryError(f"{path} cannot be read: {error}") from None
 
 
 def _with_underscores(table: dict[str, Any]) -> dict[str, Any]:
@@ -175,8 +175,8 @@ def _read_json(path: Path) -> dict[str, Any] | None:
         return None
     try:
         found = json.loads(path.read_text())
-    except (OSError, ValueError) as problem:
-        raise run_directory.RunDirectoryError(f"{path} is damaged: {problem}") from None
+    except (OSError, ValueError) as error:
+        raise run_directory.RunDirectoryError(f"{path} is damaged: {error}") from None
     if not isinstance(found, dict):
         raise run_directory.RunDirectoryError(f"{path} is damaged: it holds {type(found).__name__}, not an object")
     return found
@@ -188,8 +188,8 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
-    except (OSError, ValueError, BadZipFile) as problem:
-        raise run_directory.RunDirectoryError(f"{path} is damaged: {problem}") from None
+    except (OSError, ValueError, BadZipFile) as error:
+        raise run_directory.RunDirectoryError(f"{path} is damaged: {error}") from None
 
 
 def _read_model(path: Path) -> dict[str, np.ndarray]:
@@ -197,5 +197,5 @@ def _read_model(path: Path) -> dict[str, np.ndarray]:
         return {}
     try:
         return load_file(path)
-    except (OSError, SafetensorError) as problem:
-        raise run_directory.RunDirectoryError(f"{path} is damaged: {problem}") from None
+    except (OSError, SafetensorError) as error:
+        raise run_directory.RunDirectoryError(f"{path} is damaged: {error}") from None

@@ -1,4 +1,4 @@
-"""A study on the page: its table beside the paper's numbers, its figures, and the claims its rows judge."""
+"""The section about a study: its table with the paper's numbers, its figures and the claims that it tests."""
 
 import json
 from base64 import b64encode
@@ -10,17 +10,17 @@ from fedsieve.studies import results
 
 
 def is_study_directory(folder: Path) -> bool:
-    """Whether `fedsieve reproduce` filled this folder."""
+    """Return whether a directory is that of a study."""
     return (folder / results.PLAN_FILE).exists()
 
 
 def find_studies(folder: Path) -> list[Path]:
-    """The study in a folder, or those in the folders below it."""
+    """Return the study in a directory, or those below it."""
     return [folder] if is_study_directory(folder) else sorted(path for path in folder.glob("*") if is_study_directory(path))
 
 
 def render_study(folder: Path) -> Html:
-    """Everything about one study."""
+    """Return all sections of one study."""
     plan, rows = results.read_plan(folder), results.read_rows(folder)
     found = tables.study_table(plan["name"], plan["description"], plan["scale"], rows)
     parts = [element("h2", f"{plan['name']}, scale {plan['scale']}"), element("p", plan["description"])]
@@ -34,13 +34,13 @@ def render_study(folder: Path) -> Html:
 
 
 def image_figure(path: Path, description: str) -> Html:
-    """A figure inside the page, told in words for those who do not see it."""
+    """Return an embedded figure with a text alternative."""
     data = f"data:image/png;base64,{b64encode(path.read_bytes()).decode()}"
     image = element("img", src=data, alt=f"{path.stem}: {description}; its numbers are in the table above", style="max-width:100%")
     return element("figure", image, element("figcaption", path.stem))
 
 
 def claims_table(path: Path) -> Html:
-    """The paper's claims, as far as this study judges them."""
+    """Return the claims of the paper that this study tests."""
     rows = [(claim["number"], claim["claim"], claim["verdict"]) for claim in json.loads(path.read_text())]
     return html_table(TableData("claims", ("claim", "what it says", "verdict"), rows), PageLimits())

@@ -1,4 +1,4 @@
-"""Which weights were kept: overlaps between rounds, gates, what was found of the truth, layers, pictures of masks."""
+"""The sections about supports: overlap between rounds, gates, support recovery, layers, images of masks."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ NUM_STRONGEST = 20
 
 
 def stability_section(run: RunRecord, limits: PageLimits) -> Html:
-    """How much supports and gates still move."""
+    """Return the charts of how supports and gates change."""
     drawn = [] if run.supports is None or len(run.supports) < 2 else [overlap_figure(run, limits)]
     if run.gate_histograms is not None and len(run.gate_histograms):
         drawn.append(gate_histogram_figure(run, limits))
@@ -27,7 +27,7 @@ def stability_section(run: RunRecord, limits: PageLimits) -> Html:
 
 
 def overlap_figure(run: RunRecord, limits: PageLimits) -> Html:
-    """|A and B| / |A or B| of the supports of every two rounds."""
+    """Return the intersection over union of the supports of every two rounds."""
     assert run.supports is not None
     rounds = downsample(range(len(run.supports)), min(MAX_HEATMAP_ROUNDS, limits.max_points))
     iou = pairwise_iou(run.supports[rounds])
@@ -42,7 +42,7 @@ def overlap_figure(run: RunRecord, limits: PageLimits) -> Html:
 
 
 def pairwise_iou(supports: np.ndarray) -> np.ndarray:
-    """Intersection over union of the rows, each a set of indices that may end in -1; two empty sets are the same."""
+    """Return the intersection over union of all pairs of rows; a row is a set of indices padded with -1, and two empty sets are equal."""
     there = supports >= 0
     kept = there.sum(1)
     members = csr_matrix((np.ones(kept.sum()), supports[there], np.concatenate(([0], np.cumsum(kept)))))
@@ -52,7 +52,7 @@ def pairwise_iou(supports: np.ndarray) -> np.ndarray:
 
 
 def gate_histogram_figure(run: RunRecord, limits: PageLimits) -> Html:
-    """How P(z != 0) is spread at the start, in the middle, at the end."""
+    """Return the histograms of P(z != 0) at the start, in the middle and at the end."""
     histograms = run.gate_histograms
     assert histograms is not None
     count = len(histograms)
@@ -75,7 +75,7 @@ def gate_histogram_figure(run: RunRecord, limits: PageLimits) -> Html:
 
 
 def recovery_section(run: RunRecord, limits: PageLimits) -> Html | None:
-    """Found, missed and false weights of every round, where the truth is known."""
+    """Return the numbers of true, missed and false weights by round, if the true support is known."""
     truth = run.run_info.get("truth")
     if truth is None or run.supports is None:
         return None
@@ -97,7 +97,7 @@ def recovery_section(run: RunRecord, limits: PageLimits) -> Html | None:
 
 
 def kept_weights_section(run: RunRecord, limits: PageLimits) -> Html | None:
-    """Layers, the strongest weights, and pictures where features are pixels."""
+    """Return layers, largest weights, and images if features are pixels."""
     layout = run.run_info.get("layout")
     index = run.indices
     if index is None and run.supports is not None:
@@ -115,7 +115,7 @@ def kept_weights_section(run: RunRecord, limits: PageLimits) -> Html | None:
 
 
 def layer_table(layout: dict, indices: np.ndarray, values: np.ndarray) -> TableData:
-    """One row a layer."""
+    """Return a table with one row per layer."""
     rows = []
     for name, part in layout["layers"].items():
         inside = (indices >= part["start"]) & (indices < part["stop"])
@@ -126,7 +126,7 @@ def layer_table(layout: dict, indices: np.ndarray, values: np.ndarray) -> TableD
 
 
 def layer_figure(data: TableData, limits: PageLimits) -> Html:
-    """The density of each layer as bars of text and length: they stay readable with many layers."""
+    """Return the density of each layer as horizontal bars."""
     densities: list[Any] = [row[4] for row in data.rows]
     most = max(densities, default=0) or 1
     bars = (
@@ -189,7 +189,7 @@ def strongest_features(model: SparseModel, max_features: int) -> TableData:
 
 
 def mask_figure(run: RunRecord, layout: dict, indices: np.ndarray, values: np.ndarray, limits: PageLimits) -> Html:
-    """The weights of each class as a picture of pixels."""
+    """Return the weights of each class as images."""
     part = next(iter(layout["layers"].values()))
     matrix = np.zeros(layout["size"])
     matrix[indices] = values

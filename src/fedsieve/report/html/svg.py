@@ -1,4 +1,4 @@
-"""Charts as SVG text: lines, columns, stacked bars, pictures on axes. Colours are classes s0, s1, ..., set by page.css."""
+"""Charts as SVG: lines, columns, stacked bars, images with axes. Colours are the classes s0, s1, ... of page.css."""
 
 import math
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ MARKER_SHAPES = (
     "M0,-7l6,7l-6,7l-6,-7z",
     "M-6,-5h12l-6,11z",
 )
-"""Markers of end points: a disc, a square, triangles, a diamond, so that colour is not all that tells them apart."""
+"""Markers of end points, so that series differ not only by colour."""
 
 
 class Line(NamedTuple):
-    """One curve; a band around it where there is one; a marker at its end where asked for."""
+    """A curve, optionally with a band and a marker at its end."""
 
     name: str
     x: Sequence[float]
@@ -35,14 +35,14 @@ class Line(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A dashed line across: at a number, with words."""
+    """A dashed reference line with a label."""
 
     value: float
     label: str
 
 
 class Axes(NamedTuple):
-    """The names and kinds of both axes."""
+    """The names and scales of both axes."""
 
     x_label: str
     y_label: str
@@ -134,18 +134,18 @@ def _axes_svg(x: AxisScale, y: AxisScale, axes: Axes) -> str:
 
 
 def axis_ticks(axis: AxisScale, label: str) -> list[float]:
-    """An axis's ticks; there is no half of a round."""
+    """Return the ticks of an axis; rounds have integer ticks."""
     return [value for value in axis.ticks() if label not in INTEGER_AXES or value == int(value)]
 
 
 def svg_element(content: str, alt_text: str, *, height: int = HEIGHT, attributes: str = "") -> Html:
-    """A drawing with its text alternative."""
+    """Return an SVG with its text alternative."""
     label = escape(alt_text)
     return Html(f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}" class="chart"{attributes}>{content}</svg>')
 
 
 def legend(names: Sequence[str], *, filled: bool = False, markers: bool = False) -> Html:
-    """Which colour and stroke is whose."""
+    """Return the legend."""
     items = []
     for i, name in enumerate(names):
         colour = f"s{i % NUM_COLOURS}"
@@ -159,7 +159,7 @@ def legend(names: Sequence[str], *, filled: bool = False, markers: bool = False)
 
 
 def column_chart(values: Sequence[float], x_range: tuple[float, float], axes: Axes, colour: int = 0) -> Html:
-    """Columns side by side over [low, high]; a logarithmic height begins at one half."""
+    """Return a column chart over [low, high]; a logarithmic axis starts at one half."""
     x = AxisScale(*x_range, LEFT, WIDTH - RIGHT)
     least = 0.5 if axes.log_y else 0.0
     y = AxisScale(least, max([*values, 1.0 if axes.log_y else 1e-12]) * 1.05, HEIGHT - BOTTOM, TOP, axes.log_y)
@@ -173,7 +173,7 @@ def column_chart(values: Sequence[float], x_range: tuple[float, float], axes: Ax
 
 
 def stacked_bar_chart(bars: Sequence[tuple[str, Sequence[float]]], parts: Sequence[str], alt_text: str) -> Html:
-    """Horizontal bars of bytes, each split into the same parts, its sum beside it."""
+    """Return stacked horizontal bars of bytes with their sums."""
     most = max((sum(values) for _, values in bars), default=0) or 1.0
     x = AxisScale(0, most, 0, WIDTH - 78)
     out = []
@@ -192,7 +192,7 @@ def stacked_bar_chart(bars: Sequence[tuple[str, Sequence[float]]], parts: Sequen
 
 
 def image_chart(uri: str, x_axis: tuple[str, float, float], y_axis: tuple[str, float, float], alt_text: str) -> Html:
-    """A picture on axes, its first row on top: (name, first, last) of both."""
+    """Return an image with axes, its first row on top; an axis is (name, first, last)."""
     across = AxisScale(x_axis[1], x_axis[2], LEFT, WIDTH - RIGHT)
     downwards = AxisScale(y_axis[1], y_axis[2], HEIGHT - BOTTOM, TOP)
     stretched = f'width="{WIDTH - RIGHT - LEFT}" height="{HEIGHT - BOTTOM - TOP}" preserveAspectRatio="none"'

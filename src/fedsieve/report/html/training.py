@@ -1,4 +1,4 @@
-"""How a run went: headline numbers, the metric, densities, the dual, bytes."""
+"""The sections about training: headline numbers, metric, densities, dual variable, bytes."""
 
 from fedsieve.formatting import format_bytes, format_number, format_seconds
 from fedsieve.report.html.elements import Html, PageLimits, TableData, definition_list, element, figure, figure_grid, section
@@ -14,15 +14,15 @@ MESSAGE_PARTS = {
 }
 METRIC_LABELS = {"r2": "R2", "accuracy": "accuracy", "micro_f1": "micro F1"}
 MIN_DRAWN_R2 = -1.0
-"""Worse is not drawn: the first rounds of a wild run would flatten all others."""
+"""Smaller values of R2 are not drawn: they would compress the rest."""
 MIN_LOG_AXIS_RATIO = 20.0
-"""Densities that differ by more stand on a logarithmic axis."""
+"""A larger ratio of densities is drawn on a logarithmic axis."""
 DENSITY_TOLERANCE = 0.02
-"""Messages whose density is as near to the target have it but for whole weights, and need no line."""
+"""The density of messages is drawn only if it differs from the target by more than this."""
 
 
 def headline_section(run: RunRecord) -> Html:
-    """The numbers most people came for."""
+    """Return the headline numbers."""
     result = run.result or {}
     value, best = run.last(run.metric), result.get("oracle_value", run.run_info.get("oracle_value"))
     cards = [
@@ -52,19 +52,19 @@ def headline_section(run: RunRecord) -> Html:
 
 
 def run_status(run: RunRecord) -> str:
-    """Whether it came to its end."""
+    """Return whether the run is finished."""
     return "finished" if run.is_finished else "under way, or broken off"
 
 
 def dense_bytes(run: RunRecord) -> float:
-    """What the rounds so far would have sent without sparsity; 0 where nobody wrote it down."""
+    """Return the bytes of dense messages in the same rounds; 0 if unknown."""
     if run.result and run.result.get("bytes_dense"):
         return float(run.result["bytes_dense"])
     return float(run.run_info.get("bytes_dense", 0)) * len(run.rows)
 
 
 def quality_section(run: RunRecord, limits: PageLimits) -> Html:
-    """The metric per round and per byte."""
+    """Return the metric by round and by bytes."""
     name = METRIC_LABELS.get(run.metric, run.metric)
     rounds, values, dense_value = [row["round"] for row in run.rows], run.column(run.metric), run.column("dense_value")
     if values[-1] is None:
@@ -102,7 +102,7 @@ def quality_section(run: RunRecord, limits: PageLimits) -> Html:
 
 
 def density_section(run: RunRecord, limits: PageLimits) -> Html:
-    """Densities per round against the target, and what holds them there."""
+    """Return the densities by round with the target, and the dual variable."""
     rounds, target = [row["round"] for row in run.rows], float(run.config.get("density", 0))
     columns = {"expected": run.column("expected_density"), "at test time": run.column("test_density")}
     sent = run.column("message_density")
@@ -134,13 +134,13 @@ def density_section(run: RunRecord, limits: PageLimits) -> Html:
 
 
 def milestone_marks(run: RunRecord) -> list[Mark]:
-    """The rounds in which a method changes what it does."""
+    """Return the rounds in which the algorithm changes its behaviour."""
     found = [Mark(part * run.rounds, says) for says, part in run.run_info.get("milestones", {}).items() if 0 < part < 1]
     return [mark for mark in found if mark.value <= len(run.rows)]
 
 
 def dual_figures(run: RunRecord, limits: PageLimits) -> list[Html]:
-    """The multiplier and the violation, each on its own axis."""
+    """Return the charts of the multiplier and the violation."""
     out = []
     for name, says in (
         ("multiplier", "What the constraint weighs in the loss (for sieve and the mirror dual: what it takes from log-alpha)."),
@@ -157,7 +157,7 @@ def dual_figures(run: RunRecord, limits: PageLimits) -> list[Html]:
 
 
 def traffic_section(run: RunRecord, limits: PageLimits) -> Html:
-    """What crossed, by part, against the paper's formula and dense messages."""
+    """Return the bytes by part, with the paper's formula and dense messages."""
     parts = {key: says for key, says in MESSAGE_PARTS.items() if f"bytes_up_{key}" in run.rows[0]}
     split = {way: [run.total(f"bytes_{way}_{key}") for key in parts] for way in ("up", "down")}
     whole = {way: run.total(f"bytes_{way}") for way in ("up", "down")}
@@ -211,7 +211,7 @@ def traffic_section(run: RunRecord, limits: PageLimits) -> Html:
 
 
 def reproduction_section(run: RunRecord, toml: str, command: str) -> Html:
-    """What reproduces it: the command, the settings, the machine."""
+    """Return how to reproduce the run: command, settings and environment."""
     known = run.run_info.get("environment", {})
     machine = definition_list(known.items()) if known else element("p", "Not written down by the version that ran it.")
     return section(
