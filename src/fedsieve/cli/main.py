@@ -22,8 +22,8 @@ Name the density, the fraction of weights that may be non-zero; the model handed
 Begin with `fedsieve train`, which needs no option at all, then `fedsieve train --help`.
 """
 COMMANDS = {
-    "train": "Train one model with one method; writes a run folder.",
-    "compare": "Train several methods on the same data and seeds; one table.",
+    "train": "Train one model with one algorithm; writes a run directory.",
+    "compare": "Train several algorithms on the same data and seeds; prints one table.",
     "reproduce": "Compute a table or figure of the paper and hold it against the paper's numbers and claims.",
 }
 SIMPLE_COMMANDS = {

@@ -25,7 +25,7 @@ def parse_algorithms_and_seeds(algorithms: str, seeds: str) -> tuple[list[str], 
     if unknown or not names:
         raise ValueError(f"--algorithms takes names out of {', '.join(ALGORITHMS)}; got {', '.join(unknown) or 'none'}")
     if len(set(names)) < len(names):
-        raise ValueError(f"--algorithms names a method twice: {algorithms}")
+        raise ValueError(f"--algorithms names an algorithm twice: {algorithms}")
     try:
         numbers = [int(part) for part in seeds.split(",") if part.strip()]
     except ValueError:

@@ -159,8 +159,8 @@ def file_task(data: UserFiles, model: str | None) -> Task:
         min_cohort=MIN_COHORT,
         shared_options=NETWORK_DEFAULTS if module else {},
         sieve=USER_DATA_SIEVE,
-        option_rule=lambda method: (
-            {} if module else user_data_defaults(method, make_linear(loss, features, outputs, GateGranularity.WEIGHT), sparse=sparse)
+        option_rule=lambda algorithm: (
+            {} if module else user_data_defaults(algorithm, make_linear(loss, features, outputs, GateGranularity.WEIGHT), sparse=sparse)
         ),
     )
 
@@ -186,7 +186,7 @@ def class_warning(y: np.ndarray) -> str | None:
 def user_data_defaults(algorithm_type: type[BaseAlgorithm], objective: Linear, *, sparse: bool) -> dict[str, Any]:
     """Return the options of an algorithm for a linear model on a user's data."""
     narrow = not sparse or objective.num_features <= MAX_CAPPED_FEATURES
-    default: Any = algorithm_type.batch_size  # a number in every method
+    default: Any = algorithm_type.batch_size  # a number in every algorithm
     small = objective.loss is Loss.SQUARED or objective.layout.num_gated <= default
     bounded = narrow and small and algorithm_type.step_rule is StepRule.POLYAK
     return (CAPPED_STEP if bounded else {}) | (USER_DATA_SIEVE if algorithm_type.holds_everywhere else {})

@@ -31,16 +31,16 @@ def overview_sections(
 
 def group_by_settings(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
     """Group runs that differ only in their seed, by the name of the algorithm and the settings that distinguish the groups."""
-    by_method: dict[str, list[RunRecord]] = {}
+    by_algorithm: dict[str, list[RunRecord]] = {}
     for run in runs:
-        by_method.setdefault(run.algorithm, []).append(run)
+        by_algorithm.setdefault(run.algorithm, []).append(run)
     out: dict[str, list[RunRecord]] = {}
-    for method, members in by_method.items():
+    for algorithm, members in by_algorithm.items():
         flats = [flatten(run.config) for run in members]
         keys = sorted({key for one in flats for key in one})
         telling = [key for key in keys if key != "seed" and len({str(one.get(key)) for one in flats}) > 1]
         for run, one in zip(members, flats, strict=True):
-            out.setdefault(", ".join([method, *(f"{key} {one.get(key, 'unset')}" for key in telling[:3])]), []).append(run)
+            out.setdefault(", ".join([algorithm, *(f"{key} {one.get(key, 'unset')}" for key in telling[:3])]), []).append(run)
     return out
 
 

@@ -64,8 +64,8 @@ def render_runs(runs: list[RunRecord], comparison: Mapping[str, Any] | None, *, 
 
 def page_title(runs: Sequence[RunRecord]) -> str:
     """Return the title of several runs."""
-    methods, tasks = (list(dict.fromkeys(names)) for names in ([run.algorithm for run in runs], [run.task for run in runs]))
-    return f"{len(runs)} runs: {', '.join(methods)} on {', '.join(tasks)}"
+    algorithms, tasks = (list(dict.fromkeys(names)) for names in ([run.algorithm for run in runs], [run.task for run in runs]))
+    return f"{len(runs)} runs: {', '.join(algorithms)} on {', '.join(tasks)}"
 
 
 def render_run(run: RunRecord, limits: PageLimits) -> Html:

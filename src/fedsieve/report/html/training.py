@@ -106,7 +106,7 @@ def density_section(run: RunRecord, limits: PageLimits) -> Html:
     rounds, target = [row["round"] for row in run.rows], float(run.config.get("density", 0))
     columns = {"expected": run.column("expected_density"), "at test time": run.column("test_density")}
     sent = run.column("message_density")
-    if not any(sent):  # the method's own schedule, where no round says what it sent
+    if not any(sent):  # the schedule of the algorithm, if rounds do not report their density
         sent = run.run_info.get("message_density", [])[: len(rounds)]
     if any(abs(density - target) > DENSITY_TOLERANCE * target for density in sent if density is not None):
         columns["messages"] = sent
@@ -114,7 +114,7 @@ def density_section(run: RunRecord, limits: PageLimits) -> Html:
     kept = run.result["density"] if run.result else None
     end = f" The finished model keeps {kept:.4g}." if kept is not None else ""
     if not columns:
-        return section("Density", element("p", f"Target {target:g}.{end} This method has no gates."), level=3)
+        return section("Density", element("p", f"Target {target:g}.{end} This algorithm has no gates."), level=3)
     known = [v for column in columns.values() for v in column if v] + [target]
     says = ", ".join(f"{key} {column[-1]:.4g}" for key, column in columns.items() if column[-1] is not None)
     drawn = figure(
