@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedsieve.algorithms.gated import GatedAlgorithm
 from fedsieve.core.random import derive_key
 from fedsieve.data import user_files
 from fedsieve.experiments.config_io import load_run
@@ -157,8 +158,8 @@ def start_run(
     """Execute a run from its first round and leave everything in its folder."""
     with run_directory.lock(folder):
         write_settings(folder, run, describe_run(run, simulation))
-        if getattr(run.algorithm, "all_gates_start_closed", bool)() and not quiet:
-            probability: float = getattr(run.algorithm, "initial_gate_probability")  # noqa: B009 - not every algorithm has it
+        if isinstance(run.algorithm, GatedAlgorithm) and run.algorithm.all_gates_start_closed() and not quiet:
+            probability = run.algorithm.initial_gate_probability
             print(
                 f"note: algorithm.initial-gate-probability {probability:g} starts every test-time gate at 0; "
                 f"from about 0.17 they start open",
