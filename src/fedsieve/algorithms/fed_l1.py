@@ -4,25 +4,24 @@ The server keeps the unshrunk weights and sends their soft threshold, as in dual
 shrunk would accumulate a bias (R2 .57 instead of .89 if the true model has 8 % of 700 weights).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsieve.algorithms.base import BaseAlgorithm, project_to_budget, require_fraction
-from fedsieve.algorithms.fed_avg import VECTOR_FIELDS, Client, Server, average_weights
+from fedsieve.algorithms.base import project_to_budget, require_fraction
+from fedsieve.algorithms.fed_avg import Client, Server
+from fedsieve.algorithms.hard_thresholding import Thresholding
 from fedsieve.core import budgets
 from fedsieve.core.budgets import Budget
-from fedsieve.core.optimizers import initial_moments
 from fedsieve.core.packets import Packet, sparse_packet
 from fedsieve.core.random import Draw
-from fedsieve.core.types import Batch, Clock, EngineSupport, Layout, Objective, Reply
+from fedsieve.core.types import Batch, Clock, Layout, Objective
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedL1(BaseAlgorithm):
+class FedL1(Thresholding):
     """The threshold is a fraction of the largest weight outside the top m."""
 
     residual_decay: float = 1.0
@@ -34,10 +33,6 @@ class FedL1(BaseAlgorithm):
         super().__post_init__()
         require_fraction(shrinkage=self.shrinkage)
 
-    def init(self, layout: Layout, weights: Float[Tensor, " p"], draw: Draw) -> Server:
-        """Start from the given weights."""
-        return Server(weights, initial_moments(weights), layout)
-
     def broadcast(self, server: Server, clock: Clock, draw: Draw) -> Packet:
         """Send the nonzero entries of sign(theta) max(|theta| - tau, 0)."""
         shrunk = self.soft_threshold(server.theta, self.message_budget(server.layout, clock), server.layout)
@@ -45,31 +40,18 @@ class FedL1(BaseAlgorithm):
             return self.encode_dense(server.theta, draw)
         return sparse_packet(shrunk.nonzero()[:, 0], {"theta": shrunk}, self.bits, draw)
 
-    def client_init(self, packet: Packet, layout: Layout, clock: Clock, dtype: torch.dtype) -> Client:
-        """Start from the broadcast."""
-        return Client(packet.field_dense("theta", dtype), packet.support_mask(dtype), layout)
-
     def client_step(self, objective: Objective, client: Client, batch: Batch, clock: Clock, draw: Draw) -> Client:
         """theta <- theta - eta g."""
-        gradient, step_size = self.gradient_and_step_size(objective, client.theta, batch, clock)
-        return client._replace(theta=client.theta - step_size * gradient)
+        return client._replace(theta=self.local_sgd(objective, client, batch, clock))
 
     def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
         """Send all weights."""
         return self.encode_dense(client.theta, draw)
 
-    def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
-        """Step from the broadcast towards the mean of the replies."""
-        return average_weights(self, server, packet, replies, clock, draw)
-
     def parameters(self, server: Server) -> Float[Tensor, " p"]:
         """Return the m largest of the shrunk weights."""
         budget = self.final_budget(server.layout)
         return project_to_budget(budget, self.soft_threshold(server.theta, budget, server.layout), server.layout)
-
-    def unprojected_parameters(self, server: Server) -> Float[Tensor, " p"]:
-        """Return all weights, unshrunk."""
-        return server.theta
 
     def soft_threshold(self, theta: Float[Tensor, " p"], budget: Budget, layout: Layout) -> Float[Tensor, " p"]:
         """Return the proximal step of tau |theta|_1; ungated coordinates are not shrunk."""
@@ -78,13 +60,3 @@ class FedL1(BaseAlgorithm):
             return theta
         threshold = self.shrinkage * torch.topk(gated.abs(), kept + 1).values[-1]
         return torch.cat((gated.sign() * (gated.abs() - threshold).clamp_min(0), theta[layout.num_gated :]))
-
-    @property
-    def all_reply_fields(self) -> frozenset[str]:
-        """The weights."""
-        return frozenset({"theta"})
-
-    @property
-    def engine_support(self) -> EngineSupport:
-        """A weight whose gradient is zero does not change."""
-        return EngineSupport(vector_fields=VECTOR_FIELDS, replies_have_equal_length=self.replies_have_equal_length)

@@ -20,7 +20,7 @@ from fedsieve.core.types import Batch, Clock, EngineSupport, Layout, Objective, 
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholding(BaseAlgorithm, ABC):
-    """The server sends H_m(theta) and averages the replies."""
+    """The server sends thresholded weights, by default H_m(theta), and averages the replies."""
 
     def init(self, layout: Layout, weights: Float[Tensor, " p"], draw: Draw) -> Server:
         """Start from the given weights, without thresholding."""
