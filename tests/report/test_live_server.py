@@ -118,4 +118,4 @@ sys.exit(main(["watch", {str(runs / "lr")!r}, "--port", "0"]))
     assert process.stdout.readline().startswith("http://127.0.0.1:")
     process.send_signal(2)
     out, err = process.communicate(timeout=20)
-    assert process.returncode == 0 and out == "ended\n" and err == ""
+    assert process.returncode == 0 and out == "stopped\n" and err == ""

@@ -18,14 +18,14 @@ from fedsieve.report.html.run_record import find_runs, read_run
 from fedsieve.report.html.supports import pairwise_iou
 from fedsieve.storage import run_directory
 
-EVERY_RUN = ["In short", "Quality", "Bytes", "Supports and gates", "What was kept", "Clients", "How to get it again"]
+EVERY_RUN = ["Summary", "Quality", "Bytes", "Supports and gates", "Kept weights", "Clients", "Reproduce this run"]
 KINDS = {
     "lr": [*EVERY_RUN, "Density and constraint", "Support recovery"],
     "mc": [*EVERY_RUN, "Density and constraint", "Support recovery"],
     "digits": [*EVERY_RUN, "Density and constraint"],
     "dense": [*EVERY_RUN, "Density", "Support recovery"],
     "groups": [*EVERY_RUN, "Density and constraint"],
-    "comparison": ["Quality against bytes: lr", "Comparison", "Runs", "Run by run", *EVERY_RUN],
+    "comparison": ["Quality against bytes: lr", "Comparison", "Runs", "Each run", *EVERY_RUN],
 }
 
 
@@ -85,7 +85,7 @@ def test_the_tables_are_the_data(runs):
     columns, body = found["Bytes per round"]
     whole, parts = [int(line[1]) for line in body], [sum(map(int, line[3:8])) for line in body]
     assert whole == parts == [row["bytes_up"] for row in rows]
-    assert [float(line[1]) for line in found["violation per round"][1]] == [row["violation"] for row in rows]
+    assert [float(line[1]) for line in found["Violation per round"][1]] == [row["violation"] for row in rows]
 
 
 def test_the_parts_of_a_message_add_up_in_every_method(runs):
@@ -110,7 +110,7 @@ def test_the_clients_are_those_of_the_run(runs):
     about = json.loads((runs / "digits" / "run_info.json").read_text())
     rows = run_directory.read_metrics(runs / "digits")
     columns, body = tables(tree((runs / "digits" / "report.html").read_text()))["Clients"]
-    assert columns == ["client", "rows", "rounds asked", "rounds replied", "replies rejected", "labels held"]
+    assert columns == ["client", "examples", "rounds sampled", "rounds replied", "replies rejected", "labels"]
     by_client = {int(line[0]): line for line in body}
     assert (
         [int(by_client[i][1]) for i in range(20)] == about["clients"]["num_examples"] == np.sum(about["clients"]["labels"], axis=1).tolist()
@@ -188,7 +188,7 @@ def test_a_half_written_run_has_a_page(runs, tmp_path):
     (place / "metrics.jsonl").write_text("".join(lines[:2]) + lines[2][:50])
     assert len(read_run(place).rows) == 2
     text = page.render_report([place])
-    assert "2 of 4" in text and "under way" in text
+    assert "2 of 4" in text and "not finished" in text
 
 
 def test_a_run_of_an_earlier_version_has_a_page(runs, tmp_path):
@@ -225,7 +225,7 @@ def test_text_from_the_store_is_never_markup(runs, tmp_path):
         (lambda place: (place / "supports.npz").write_bytes(b"PK nonsense"), "damaged"),
         (lambda place: (place / "model.safetensors").write_bytes(b"nonsense"), "damaged"),
         (lambda place: (place / "result.json").write_text("[]"), "damaged"),
-        (lambda place: (place / "result.json").write_text('{"metric": "r2"}'), "not what a run leaves"),
+        (lambda place: (place / "result.json").write_text('{"metric": "r2"}'), "did not write"),
     ],
 )
 def test_what_cannot_be_read_is_one_line_and_exit_code_two(runs, tmp_path, capsys, damage, says):
@@ -267,7 +267,7 @@ def test_a_failing_report_does_not_lose_the_run(tmp_path, monkeypatch, capsys, f
         main(["train", "--data.num-examples", "300", "--data.num-features", "40", "--rounds", "2", "--out", "run", "--density", "0.1"]) == 0
     )
     said = capsys.readouterr()
-    assert "the run is kept" in said.err and "run folder" in said.out
+    assert "the run is stored" in said.err and "run folder" in said.out
     assert (tmp_path / "run" / "result.json").exists() and not (tmp_path / "run" / "report.html").exists()
 
 
@@ -356,5 +356,5 @@ def test_the_page_shows_who_was_away_what_was_rejected_and_what_privacy_was_spen
         == 0
     )
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "replies counted" in page and "it arrived after the exchange was closed" in page
+    assert "replies were aggregated" in page and "it arrived after the exchange was closed" in page
     assert "Epsilon per round" in page and "privacy of one client" in page

@@ -1,1 +1,1 @@
-"""Pictures of studies."""
+"""Figures of studies."""

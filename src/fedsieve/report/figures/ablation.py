@@ -5,15 +5,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from fedsieve.report.figures.style import (
-    METRIC_LABELS,
-    PALETTE,
-    REFERENCE_COLOUR,
-    TASK_LABELS,
-    create_panels,
-    num_finished_seeds,
-    saved_figure,
-)
+from fedsieve.report.figures import style
 from fedsieve.studies import results
 from fedsieve.studies.results import DEFAULT_VARIANT, Row
 
@@ -59,18 +51,18 @@ def draw(rows: list[Row], folder: Path) -> list[Path]:
     parts, cases = list(dict.fromkeys(entry["part"] for entry in entries)), results.label_values(rows, "task", "setting")
     num_columns = min(len(cases), 4)
     num_rows = -(-len(cases) // num_columns)
-    with saved_figure(folder / "ablation", 2.2 + 1.7 * num_columns, 0.9 + 2.6 * num_rows) as figure:
-        panels = create_panels(figure, num_columns, num_rows, num_used=len(cases))
+    with style.saved_figure(folder / "ablation", 2.2 + 1.7 * num_columns, 0.9 + 2.6 * num_rows) as figure:
+        panels = style.create_panels(figure, num_columns, num_rows, num_used=len(cases))
         for i, (axes, (task, setting)) in enumerate(zip(panels, cases, strict=True)):
             group = results.filter_rows(rows, task=task, setting=setting)
             for entry in entries:
                 if (entry["task"], entry["setting"]) == (task, setting):
                     _draw_difference(axes, parts.index(entry["part"]), entry)
-            axes.axvline(0, color=REFERENCE_COLOUR, linewidth=0.9)
-            metric = next((METRIC_LABELS[row["metric"]] for row in results.done_rows(group)), "")
+            axes.axvline(0, color=style.REFERENCE_COLOUR, linewidth=0.9)
+            metric = next((style.METRIC_LABELS[row["metric"]] for row in results.done_rows(group)), "")
             axes.set(ylim=(len(parts) - 0.5, -0.5), xlim=(1.25 * MIN_DIFFERENCE, 1.5 * MAX_DIFFERENCE), xlabel=metric)
             axes.set_yticks(range(len(parts)), parts if i % num_columns == 0 else [""] * len(parts))
-            title = f"{TASK_LABELS.get(task, task)}\n{setting + ', ' if setting else ''}{num_finished_seeds(group)} seeds"
+            title = f"{style.TASK_LABELS.get(task, task)}\n{setting + ', ' if setting else ''}{style.num_finished_seeds(group)} seeds"
             axes.set_title(title, fontsize=8.5)
         figure.suptitle("one part changed: difference to default; bars: two standard errors; arrows: outside the panel", fontsize=8.5)
     return [folder / "ablation.png"]
@@ -80,9 +72,9 @@ def _draw_difference(axes: Axes, y: int, entry: dict[str, Any]) -> None:
     """Draw a difference with its error, or an arrow and the number if it is outside the panel."""
     difference = entry[DIFFERENCE_TO_DEFAULT]
     if MIN_DIFFERENCE <= difference <= MAX_DIFFERENCE:
-        axes.errorbar(difference, y, xerr=2 * (entry["error"] or 0), fmt="o", ms=3.5, capsize=2, color=PALETTE[0])
+        axes.errorbar(difference, y, xerr=2 * (entry["error"] or 0), fmt="o", ms=3.5, capsize=2, color=style.PALETTE[0])
         return
     is_worse = difference < MIN_DIFFERENCE
-    axes.plot(1.2 * MIN_DIFFERENCE if is_worse else 1.4 * MAX_DIFFERENCE, y, marker="<" if is_worse else ">", ms=4, color=PALETTE[1])
+    axes.plot(1.2 * MIN_DIFFERENCE if is_worse else 1.4 * MAX_DIFFERENCE, y, marker="<" if is_worse else ">", ms=4, color=style.PALETTE[1])
     x, alignment = (1.12 * MIN_DIFFERENCE, "left") if is_worse else (1.2 * MAX_DIFFERENCE, "right")
     axes.text(x, y, f"{difference:+.2f}", ha=alignment, va="center", fontsize=7)

@@ -3,18 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from fedsieve.report.figures.style import (
-    METRIC_LABELS,
-    TASK_LABELS,
-    add_legend,
-    clip_axis,
-    create_panels,
-    line_label,
-    line_style,
-    num_finished_seeds,
-    plot_mean_sd,
-    saved_figure,
-)
+from fedsieve.report.figures import style
 from fedsieve.studies import results
 from fedsieve.studies.results import DENSE_ALGORITHMS, REFERENCE_ALGORITHM, Row
 
@@ -71,18 +60,12 @@ def draw(rows: list[Row], folder: Path) -> list[Path]:
     rows = [row for row in rows if "," not in row["label"]["algorithm"]]
     tasks = results.label_values(rows, "task")
     num_columns = min(len(tasks), 4)
-    with saved_figure(folder / "equal-bytes", 7.2, 3.4 if len(tasks) <= 4 else 6.4) as figure:
-        panels = create_panels(figure, num_columns, -(-len(tasks) // num_columns), num_used=len(tasks))
+    with style.saved_figure(folder / "equal-bytes", 7.2, 3.4 if len(tasks) <= 4 else 6.4) as figure:
+        panels = style.create_panels(figure, num_columns, -(-len(tasks) // num_columns), num_used=len(tasks))
         for axes, task in zip(panels, tasks, strict=True):
             part = results.filter_rows(rows, task=task)
             part = results.filter_rows(part, factor=next(row["label"]["factor"] for row in rows if row["label"]["task"] == task))
-            metric = part[0]["metric"]
-            for algorithm in results.label_values(part, "algorithm"):
-                label = {"algorithm": algorithm}
-                group = results.filter_rows(part, algorithm=algorithm)
-                plot_mean_sd(axes, group, metric, x="bytes", label=line_label(label), **line_style(label))
-            clip_axis(axes, part, metric)
-            axes.set(xscale="log", xlabel="bytes, up and down", ylabel=METRIC_LABELS[metric], title=TASK_LABELS.get(task, task))
-        counts = sorted({num_finished_seeds(results.filter_rows(rows, task=task)) for task in tasks})
-        add_legend(figure, panels, counts[0] if len(counts) == 1 else f"{counts[0]} to {counts[-1]}")
+            style.plot_quality_against_bytes(axes, part, part[0]["metric"], task)
+        counts = sorted({style.num_finished_seeds(results.filter_rows(rows, task=task)) for task in tasks})
+        style.add_legend(figure, panels, counts[0] if len(counts) == 1 else f"{counts[0]} to {counts[-1]}")
     return [folder / "equal-bytes.png"]

@@ -19,18 +19,17 @@ MAX_BARS, MAX_MASKS, NUM_COLUMNS, NUM_COLUMNS_IF_FEW = 20, 64, 8, 5
 
 def draw_model(model: SparseModel, path: Path) -> None:
     """Draw the model to a file."""
+    metadata = model.metadata
     with mpl.rc_context(STYLE):
-        if model.metadata.task in IMAGE_SHAPES and model.metadata.factory is None:
-            made = draw_masks(model, IMAGE_SHAPES[model.metadata.task])
-        elif model.metadata.factory is None:
-            made = draw_features(model)
+        if metadata.factory is not None:
+            figure = draw_layers(model)
+        elif metadata.task in IMAGE_SHAPES:
+            figure = draw_masks(model, IMAGE_SHAPES[metadata.task])
         else:
-            made = draw_layers(model)
-        made.suptitle(
-            f"{model.metadata.algorithm} on {model.metadata.task}: {model.num_nonzero} of {model.size - model.num_ungated} weights",
-            fontsize=10,
-        )
-        made.savefig(path)
+            figure = draw_features(model)
+        num_weights = model.size - model.num_ungated
+        figure.suptitle(f"{metadata.algorithm} on {metadata.task}: {model.num_nonzero} of {num_weights} weights", fontsize=10)
+        figure.savefig(path)
 
 
 def draw_masks(model: SparseModel, image_shape: tuple[int, int]) -> Figure:
@@ -38,18 +37,18 @@ def draw_masks(model: SparseModel, image_shape: tuple[int, int]) -> Figure:
     matrix = model.coef.toarray()[:MAX_MASKS]
     columns = NUM_COLUMNS_IF_FEW if len(matrix) <= 2 * NUM_COLUMNS_IF_FEW else NUM_COLUMNS
     rows = ceil(len(matrix) / columns)
-    made = Figure(figsize=(1.15 * columns, 1.3 * rows + 0.7), layout="constrained")
+    figure = Figure(figsize=(1.15 * columns, 1.3 * rows + 0.7), layout="constrained")
     colours = LinearSegmentedColormap.from_list("signed", [NEGATIVE_COLOUR, "#FFFFFF", POSITIVE_COLOUR])
-    for i, axes in enumerate(made.subplots(rows, columns, squeeze=False).flat):
+    for i, axes in enumerate(figure.subplots(rows, columns, squeeze=False).flat):
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set(visible=i < len(matrix), color="#B0B0B0", linewidth=0.6)
         if i < len(matrix):
-            most = np.abs(matrix[i]).max() or 1
-            axes.imshow(matrix[i].reshape(image_shape), cmap=colours, vmin=-most, vmax=most, interpolation="nearest")
+            largest = np.abs(matrix[i]).max() or 1
+            axes.imshow(matrix[i].reshape(image_shape), cmap=colours, vmin=-largest, vmax=largest, interpolation="nearest")
             assert model.metadata.classes is not None, "tasks with images have classes"
             axes.set_title(model.metadata.classes[i], fontsize=8, pad=2)
-    made.supxlabel("blue speaks for the class, orange against it; white was dropped", fontsize=8)
-    return made
+    figure.supxlabel("blue: positive weights; orange: negative weights; white: zero", fontsize=8)
+    return figure
 
 
 def draw_features(model: SparseModel) -> Figure:
@@ -57,13 +56,13 @@ def draw_features(model: SparseModel) -> Figure:
     data = strongest_features(model, MAX_BARS)
     names: list[Any] = [row[0] for row in data.rows][::-1]
     weights: list[Any] = [row[1] for row in data.rows][::-1]
-    made = Figure(figsize=(6.5, 0.22 * max(len(names), 4) + 1), layout="constrained")
-    axes = made.subplots()
+    figure = Figure(figsize=(6.5, 0.22 * max(len(names), 4) + 1), layout="constrained")
+    axes = figure.subplots()
     axes.barh(names, weights, color=[POSITIVE_COLOUR if weight > 0 else NEGATIVE_COLOUR for weight in weights])
     axes.set(xlabel=data.columns[1], title=data.caption)
     axes.tick_params(labelsize=7.5)
     axes.grid(visible=False, axis="y")
-    return made
+    return figure
 
 
 def draw_layers(model: SparseModel) -> Figure:
@@ -72,8 +71,8 @@ def draw_layers(model: SparseModel) -> Figure:
         (name, model.indices[(model.indices >= part["start"]) & (model.indices < part["stop"])].size, part)
         for name, part in model.layers.items()
     ]
-    made = Figure(figsize=(6.5, 0.28 * len(parts) + 1), layout="constrained")
-    axes = made.subplots()
+    figure = Figure(figsize=(6.5, 0.28 * len(parts) + 1), layout="constrained")
+    axes = figure.subplots()
     sizes = [part["stop"] - part["start"] for _, _, part in parts]
     densities = [kept / size for (_, kept, _), size in zip(parts, sizes, strict=True)]
     bars = axes.barh([name for name, _, _ in parts], densities, color=BAR_COLOUR)
@@ -81,4 +80,4 @@ def draw_layers(model: SparseModel) -> Figure:
     axes.set(xlabel="density", xlim=(0, max(densities) * 1.25 or 1))
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
-    return made
+    return figure

@@ -3,16 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from fedsieve.report.figures.style import (
-    ALGORITHM_LABELS,
-    METRIC_LABELS,
-    PALETTE,
-    TASK_LABELS,
-    add_legend,
-    create_panels,
-    num_finished_seeds,
-    saved_figure,
-)
+from fedsieve.report.figures import style
 from fedsieve.studies import results
 from fedsieve.studies.results import NO_ATTACK, Row
 
@@ -80,12 +71,12 @@ def draw(rows: list[Row], folder: Path) -> list[Path]:
         algorithms = results.label_values(part, "algorithm")
         attacks = [attack for attack in results.label_values(part, "attack") if attack != NO_ATTACK]
         path = folder / f"robustness-{task}"
-        with saved_figure(path, 7.2, 1.0 + 1.6 * len(algorithms)) as figure:
-            panels = create_panels(figure, len(attacks), len(algorithms))
+        with style.saved_figure(path, 7.2, 1.0 + 1.6 * len(algorithms)) as figure:
+            panels = style.create_panels(figure, len(attacks), len(algorithms))
             cases = [(algorithm, attack) for algorithm in algorithms for attack in attacks]
             for axes, (algorithm, attack) in zip(panels, cases, strict=True):
                 group = [row for row in results.filter_rows(part, algorithm=algorithm) if row["label"]["attack"] in (attack, NO_ATTACK)]
-                for colour, aggregator in zip(PALETTE, results.label_values(rows, "aggregator"), strict=False):
+                for colour, aggregator in zip(style.PALETTE, results.label_values(rows, "aggregator"), strict=False):
                     line = results.filter_rows(group, aggregator=aggregator)
                     fractions = sorted(results.label_values(line, "malicious"))
                     percent = [100 * fraction for fraction in fractions]
@@ -94,12 +85,12 @@ def draw(rows: list[Row], folder: Path) -> list[Path]:
                     low, high = ([mean + sign * sd for mean, sd in points] for sign in (-1, 1))
                     axes.fill_between(percent, low, high, color=colour, alpha=0.15, lw=0)
                 axes.set(ylim=(-0.05, 1.03), xlabel="malicious clients, %" if algorithm == algorithms[-1] else "")
-                axes.set_title(f"{ALGORITHM_LABELS.get(algorithm, algorithm)}: {attack}", fontsize=8.5)
+                axes.set_title(f"{style.ALGORITHM_LABELS.get(algorithm, algorithm)}: {attack}", fontsize=8.5)
                 axes.label_outer()
-            metric = next((METRIC_LABELS[row["metric"]] for row in results.done_rows(part)), "")
-            title = f"{TASK_LABELS.get(task, task)}: {metric} by kind of attack; 0 if it is negative or a run diverged"
+            metric = next((style.METRIC_LABELS[row["metric"]] for row in results.done_rows(part)), "")
+            title = f"{style.TASK_LABELS.get(task, task)}: {metric} by kind of attack; 0 if it is negative or a run diverged"
             figure.suptitle(title, fontsize=8.5)
-            add_legend(figure, panels, num_finished_seeds(part), 5)
+            style.add_legend(figure, panels, style.num_finished_seeds(part), 5)
         paths.append(path.with_suffix(".png"))
     return paths
 

@@ -115,6 +115,21 @@ def plot_mean_sd(axes: Axes, rows: Sequence[Row], name: str, *, x: str = "round"
         axes.fill_between(positions, mean - sd, mean + sd, color=style.get("color"), alpha=0.18, linewidth=0)
 
 
+def plot_curves(axes: Axes, rows: Sequence[Row], name: str | None = None, *, x: str = "round") -> None:
+    """Plot one line per condition, of the metric or of another curve."""
+    for group in results.group_by_label(rows):
+        label = group[0]["label"]
+        metric = name or next((row["metric"] for row in results.done_rows(group)), "")
+        plot_mean_sd(axes, group, metric, x=x, label=line_label(label), **line_style(label))
+
+
+def plot_quality_against_bytes(axes: Axes, rows: Sequence[Row], metric: str, task: str) -> None:
+    """Plot the metric of each condition against the bytes of both directions."""
+    plot_curves(axes, rows, metric, x="bytes")
+    clip_axis(axes, rows, metric)
+    axes.set(xscale="log", xlabel="bytes, up and down", ylabel=METRIC_LABELS[metric], title=TASK_LABELS.get(task, task))
+
+
 def add_legend(figure: Figure, axes: Sequence[Axes], num_seeds: int | str, num_columns: int = 4, title: str | None = None) -> None:
     """Add one legend below all panels. The default title explains lines and bands."""
     if title is None:

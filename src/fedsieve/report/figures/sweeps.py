@@ -6,21 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from fedsieve.report.figures.style import (
-    ALGORITHM_LABELS,
-    METRIC_LABELS,
-    PALETTE,
-    REFERENCE_COLOUR,
-    TASK_LABELS,
-    add_legend,
-    clip_axis,
-    create_panels,
-    line_label,
-    line_style,
-    num_finished_seeds,
-    plot_mean_sd,
-    saved_figure,
-)
+from fedsieve.report.figures import style
 from fedsieve.report.tables import metric_name
 from fedsieve.studies import results
 from fedsieve.studies.results import BISECTION, REFERENCE_ALGORITHM, Row, group_by_label
@@ -32,16 +18,16 @@ def draw_learning_rates(rows: StudyRows, folder: Path) -> list[Path]:
     """Draw R2 over learning rates; a cross at the bottom marks a failed run."""
     titles = {"weights": "learning rate of the weights\n(step, or factor of Polyak's)", "gates": "learning rate of the gates"}
     lines = results.label_values(rows, "algorithm", "setting")
-    with saved_figure(folder / "learning-rates", 7.2, 3.0) as figure:
-        panels = create_panels(figure, 2)
+    with style.saved_figure(folder / "learning-rates", 7.2, 3.0) as figure:
+        panels = style.create_panels(figure, 2)
         for axes, (sweep, title) in zip(panels, titles.items(), strict=True):
-            for i, (colour, (algorithm, rule)) in enumerate(zip(PALETTE, lines, strict=False)):
+            for i, (colour, (algorithm, rule)) in enumerate(zip(style.PALETTE, lines, strict=False)):
                 groups = group_by_label(results.filter_rows(rows, sweep=sweep, algorithm=algorithm, setting=rule))
-                _plot_sweep(axes, groups, "rate", -0.03 - 0.03 * i, color=colour, label=f"{ALGORITHM_LABELS[algorithm]}, {rule} step")
+                _plot_sweep(axes, groups, "rate", -0.03 - 0.03 * i, color=colour, label=f"{style.ALGORITHM_LABELS[algorithm]}, {rule} step")
             axes.set(xscale="log", xlabel=title, ylim=(-0.12, 1.03))
         panels[0].set_ylabel("test R², LR")
-        num_seeds = num_finished_seeds(rows)
-        add_legend(figure, panels[:1], num_seeds, 3, title=_sweep_title(num_seeds))
+        num_seeds = style.num_finished_seeds(rows)
+        style.add_legend(figure, panels[:1], num_seeds, 3, title=_sweep_title(num_seeds))
     return [folder / "learning-rates.png"]
 
 
@@ -49,34 +35,34 @@ def _sweep_title(num_seeds: int) -> str:
     return f"points: mean ± 1 sd, seeds: {num_seeds}, none below -.05; crosses: a run diverged"
 
 
-def _plot_sweep(axes: Axes, groups: list[StudyRows], swept_key: str, bottom: float, **style: Any) -> None:
+def _plot_sweep(axes: Axes, groups: list[StudyRows], swept_key: str, bottom: float, **line: Any) -> None:
     """Plot the mean of each group over a swept label; a cross at the bottom marks a failed run."""
     by_value = {group[0]["label"][swept_key]: group for group in sorted(groups, key=lambda group: group[0]["label"][swept_key])}
     failed = [x for x, group in by_value.items() if results.diverged_or_failed_rows(group)]
     points = {x: results.mean_and_sd_over_seeds(group, "value") for x, group in by_value.items() if x not in failed}
     means = [max(point["mean"] or 0.0, -0.05) for point in points.values()]
     sds = [point["sd"] or 0.0 for point in points.values()]
-    axes.errorbar(list(points), means, yerr=sds, fmt="o-", ms=3.5, capsize=2, **style)
-    axes.plot(failed, [bottom] * len(failed), "x", color=style["color"])
+    axes.errorbar(list(points), means, yerr=sds, fmt="o-", ms=3.5, capsize=2, **line)
+    axes.plot(failed, [bottom] * len(failed), "x", color=line["color"])
 
 
 def draw_starts(rows: StudyRows, folder: Path) -> list[Path]:
     """Draw R2 over rho_init for each scaling rate and prune start; a cross at the bottom marks a failed run."""
     algorithms = results.label_values(rows, "algorithm")
-    with saved_figure(folder / "starts", 7.2, 3.9) as figure:
-        panels = create_panels(figure, len(algorithms))
+    with style.saved_figure(folder / "starts", 7.2, 3.9) as figure:
+        panels = style.create_panels(figure, len(algorithms))
         for axes, algorithm in zip(panels, algorithms, strict=True):
             part = results.filter_rows(rows, algorithm=algorithm)
             settings = results.label_values(part, "r", "prune start")
-            for i, (colour, (rate, prune_start)) in enumerate(zip(PALETTE, settings, strict=False)):
+            for i, (colour, (rate, prune_start)) in enumerate(zip(style.PALETTE, settings, strict=False)):
                 groups = group_by_label(results.filter_rows(part, r=rate, **{"prune start": prune_start}))
                 label = f"r = {rate:g}, from {prune_start:.0%} of the rounds"
                 _plot_sweep(axes, groups, "start", -0.06 - 0.03 * i, color=colour, label=label)
             xlabel = r"$\rho_{init}$, from sparse to dense starts"
-            axes.set(title=ALGORITHM_LABELS[algorithm], xlabel=xlabel, xlim=(0, 1), ylim=(-0.2, 1.03))
+            axes.set(title=style.ALGORITHM_LABELS[algorithm], xlabel=xlabel, xlim=(0, 1), ylim=(-0.2, 1.03))
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2))
         panels[0].set_ylabel("test R², LR")
-        figure.suptitle(_sweep_title(num_finished_seeds(rows)), fontsize=8.0)
+        figure.suptitle(_sweep_title(style.num_finished_seeds(rows)), fontsize=8.0)
     return [folder / "starts.png"]
 
 
@@ -84,29 +70,24 @@ def draw_communication(rows: StudyRows, folder: Path) -> list[Path]:
     """Draw bytes by three counts, and quality against bytes."""
     tasks, algorithms = results.label_values(rows, "task"), results.label_values(rows, "algorithm")
     counts = (("_paper_formula", "the paper's formula"), ("_payload", "payload"), ("", "wire: everything that was sent"))
-    with saved_figure(folder / "communication", 7.2, 3.4) as figure:
-        panels = create_panels(figure, len(tasks))
+    with style.saved_figure(folder / "communication", 7.2, 3.4) as figure:
+        panels = style.create_panels(figure, len(tasks))
         for axes, task in zip(panels, tasks, strict=True):
             groups = [results.filter_rows(rows, task=task, algorithm=algorithm) for algorithm in algorithms]
             for i, (count, title) in enumerate(counts):
                 megabytes = [(results.bytes_over_seeds(group, count)["mean"] or 0.0) / 1e6 for group in groups]
-                axes.barh(np.arange(len(algorithms)) + 0.27 * (i - 1), megabytes, height=0.25, color=PALETTE[i], label=title)
-            axes.set_yticks(range(len(algorithms)), [ALGORITHM_LABELS.get(algorithm, str(algorithm)) for algorithm in algorithms])
-            axes.set(xscale="log", xlabel="MB, up and down, all rounds", title=TASK_LABELS[task])
+                axes.barh(np.arange(len(algorithms)) + 0.27 * (i - 1), megabytes, height=0.25, color=style.PALETTE[i], label=title)
+            axes.set_yticks(range(len(algorithms)), [style.ALGORITHM_LABELS.get(algorithm, str(algorithm)) for algorithm in algorithms])
+            axes.set(xscale="log", xlabel="MB, up and down, all rounds", title=style.TASK_LABELS[task])
             axes.invert_yaxis()
             axes.grid(visible=False, axis="y")
             axes.label_outer()
-        add_legend(figure, panels[:1], "", 3, title="")
-    with saved_figure(folder / "quality-against-bytes", 7.2, 3.4) as figure:
-        panels = create_panels(figure, len(tasks))
+        style.add_legend(figure, panels[:1], "", 3, title="")
+    with style.saved_figure(folder / "quality-against-bytes", 7.2, 3.4) as figure:
+        panels = style.create_panels(figure, len(tasks))
         for axes, task in zip(panels, tasks, strict=True):
-            metric = metric_name(task, "quality")
-            part = results.filter_rows(rows, task=task)
-            for group in group_by_label(part):
-                plot_mean_sd(axes, group, metric, x="bytes", label=line_label(group[0]["label"]), **line_style(group[0]["label"]))
-            clip_axis(axes, part, metric)
-            axes.set(xscale="log", xlabel="bytes, up and down", ylabel=METRIC_LABELS[metric], title=TASK_LABELS[task])
-        add_legend(figure, panels, num_finished_seeds(rows))
+            style.plot_quality_against_bytes(axes, results.filter_rows(rows, task=task), metric_name(task, "quality"), task)
+        style.add_legend(figure, panels, style.num_finished_seeds(rows))
     return [folder / "communication.png", folder / "quality-against-bytes.png"]
 
 
@@ -117,7 +98,7 @@ def draw_constraint(rows: StudyRows, folder: Path) -> list[Path]:
         for start in ("dense", "sparse"):
             part = results.filter_rows(rows, task=task, start=start)
             path = folder / f"constraint-{task}-{start}"
-            _draw_constraint_figure(part, f"{TASK_LABELS.get(task, task)}, {start} start, log-alpha scaling off", path)
+            _draw_constraint_figure(part, f"{style.TASK_LABELS.get(task, task)}, {start} start, log-alpha scaling off", path)
             paths.append(path.with_suffix(".png"))
     return paths
 
@@ -125,18 +106,18 @@ def draw_constraint(rows: StudyRows, folder: Path) -> list[Path]:
 def _draw_constraint_figure(rows: StudyRows, title: str, path: Path) -> None:
     targets = results.label_values(rows, "target")
     variants = results.label_values(rows, "algorithm", "variant")
-    with saved_figure(path, 1.2 + 2.0 * len(targets), 4.6) as figure:
-        panels = create_panels(figure, len(targets), 2)
+    with style.saved_figure(path, 1.2 + 2.0 * len(targets), 4.6) as figure:
+        panels = style.create_panels(figure, len(targets), 2)
         for i, target in enumerate(targets):
             density_axes, multiplier_axes = panels[i], panels[len(targets) + i]
-            for j, (colour, (algorithm, variant)) in enumerate(zip(PALETTE, variants, strict=False)):
+            for j, (colour, (algorithm, variant)) in enumerate(zip(style.PALETTE, variants, strict=False)):
                 group = results.filter_rows(rows, target=target, algorithm=algorithm, variant=variant)
                 line = {"color": colour, "zorder": 2 + 1 / (1 + j)}  # sieve on top of lines that coincide
-                plot_mean_sd(density_axes, group, "expected_density", label=f"{ALGORITHM_LABELS[algorithm]}: {variant}", **line)
-                plot_mean_sd(density_axes, group, "test_density", linestyle="--", **line)
+                style.plot_mean_sd(density_axes, group, "expected_density", label=f"{style.ALGORITHM_LABELS[algorithm]}: {variant}", **line)
+                style.plot_mean_sd(density_axes, group, "test_density", linestyle="--", **line)
                 if algorithm == REFERENCE_ALGORITHM or not variant.startswith(BISECTION):  # with bisection FLoPS keeps no multiplier
-                    plot_mean_sd(multiplier_axes, group, "multiplier", color=colour)
-            density_axes.axhline(target, color=REFERENCE_COLOUR, linewidth=0.9, label="target")
+                    style.plot_mean_sd(multiplier_axes, group, "multiplier", color=colour)
+            density_axes.axhline(target, color=style.REFERENCE_COLOUR, linewidth=0.9, label="target")
             density_axes.set_yscale("symlog", linthresh=target / 10)
             density_axes.set(title=f"target {target:g}", ylim=(-target / 40, 1.3))
             multiplier_axes.set_yscale("symlog", linthresh=1e-4)
@@ -145,4 +126,4 @@ def _draw_constraint_figure(rows: StudyRows, title: str, path: Path) -> None:
         panels[len(targets)].set_ylabel("multiplier")
         legend = "solid: expected density, dashed: open test-time gates; multiplier of sieve and mirror ascent: a shift of log-alpha"
         figure.suptitle(f"{title}\n{legend}", fontsize=8.5)
-        add_legend(figure, panels, num_finished_seeds(rows), 3)
+        style.add_legend(figure, panels, style.num_finished_seeds(rows), 3)

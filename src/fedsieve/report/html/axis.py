@@ -57,8 +57,8 @@ def format_tick(value: float) -> str:
 
 def value_range(values: Iterable[float | None], *, include_zero: bool = False) -> tuple[float, float]:
     """Return the smallest and the largest finite number, never equal; optionally with zero."""
-    there = [v for v in values if v is not None and math.isfinite(v)] + ([0.0] if include_zero else [])
-    if not there:
+    finite = [v for v in values if v is not None and math.isfinite(v)] + ([0.0] if include_zero else [])
+    if not finite:
         return 0.0, 1.0
-    low, high = min(there), max(there)
+    low, high = min(finite), max(finite)
     return (low, high) if high > low else (low - 0.5 * (abs(low) or 1), high + 0.5 * (abs(high) or 1))

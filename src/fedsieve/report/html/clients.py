@@ -8,80 +8,78 @@ from fedsieve.formatting import format_number
 from fedsieve.report.html import png
 from fedsieve.report.html.elements import Html, PageLimits, TableData, element, figure, figure_grid, section
 from fedsieve.report.html.run_record import RunRecord
-from fedsieve.report.html.svg import Axes, Line, column_chart, image_chart, line_chart
+from fedsieve.report.html.svg import Axes, column_chart, curve_figure, image_chart
 
 
 def clients_section(run: RunRecord, limits: PageLimits) -> Html:
-    """Return the section about all clients, largest first."""
+    """Return the section about all clients, in decreasing order of their numbers of examples."""
     known = run.run_info.get("clients", {})
-    picked = Counter(client for row in run.rows for client in row.get("cohort", ()))
+    sampled = Counter(client for row in run.rows for client in row.get("cohort", ()))
     replied = Counter(client for row in run.rows for client in row.get("replied", ()))
-    rejected = [(client, why) for row in run.rows for client, why in row.get("rejected", ())]
-    count = known.get("count") or run.config.get("federation", {}).get("clients", 0)
-    asked, came = picked.total(), replied.total()
-    silent = sum(not row.get("replied") for row in run.rows)
-    says = f"{len(picked)} of {count} clients were asked at least once; {came} of {asked} replies counted, {len(rejected)} were rejected."
-    says += f" In {silent} rounds nobody answered, and nothing changed." if silent else ""
-    reasons = Counter(why for _, why in rejected)
-    refused = element("p", "Rejected: " + "; ".join(f"{why} ({n} times)" for why, n in reasons.most_common(5)) + ".") if reasons else ""
+    rejected = [(client, reason) for row in run.rows for client, reason in row.get("rejected", ())]
+    num_clients = known.get("count") or run.config.get("federation", {}).get("clients", 0)
+    num_empty_rounds = sum(not row.get("replied") for row in run.rows)
+    description = f"{len(sampled)} of {num_clients} clients were sampled at least once. "
+    description += f"{replied.total()} of {sampled.total()} replies were aggregated, {len(rejected)} were rejected."
+    description += f" In {num_empty_rounds} rounds no client replied, and the model did not change." if num_empty_rounds else ""
+    reasons = Counter(reason for _, reason in rejected).most_common(5)
+    note = element("p", "Rejected: " + "; ".join(f"{reason} ({count} times)" for reason, count in reasons) + ".") if reasons else ""
     if "num_examples" not in known:
-        return section("Clients", element("p", says), refused, level=3)
-    rows = np.array(known["num_examples"])
-    order = np.argsort(-rows, kind="stable")
+        return section("Clients", element("p", description), note, level=3)
+    num_examples = np.array(known["num_examples"])
+    order = np.argsort(-num_examples, kind="stable").tolist()
     labels = None if known.get("labels") is None else np.array(known["labels"])
-    bad = Counter(client for client, _ in rejected)
-    columns = ["client", "rows", "rounds asked", "rounds replied", "replies rejected"] + (["labels held"] if labels is not None else [])
-    table = TableData(
-        "Clients",
-        columns,
-        [
-            (int(i), int(rows[i]), picked[i], replied[i], bad[i], *([int((labels[i] > 0).sum())] if labels is not None else []))
-            for i in order.tolist()
-        ],
-    )
-    reach = (0, len(rows))
-    drawn = [
+    num_rejected = Counter(client for client, _ in rejected)
+    columns = ["client", "examples", "rounds sampled", "rounds replied", "replies rejected", *(["labels"] if labels is not None else [])]
+    rows = [
+        (i, int(num_examples[i]), sampled[i], replied[i], num_rejected[i], *([int((labels[i] > 0).sum())] if labels is not None else []))
+        for i in order
+    ]
+    x_range = (0, len(order))
+    figures = [
         figure(
-            "Rows of each client",
-            f"{rows.sum()} rows; {rows.min()} to {rows.max()} a client, median {np.median(rows):g}.",
-            column_chart(rows[order].tolist(), reach, Axes("client, largest first", "rows")),
-            table,
+            "Examples of each client",
+            f"{num_examples.sum()} examples; {num_examples.min()} to {num_examples.max()} per client, median {np.median(num_examples):g}.",
+            column_chart(num_examples[order].tolist(), x_range, Axes("client, largest first", "examples")),
+            TableData("Clients", columns, rows),
             limits,
         ),
         figure(
-            "Rounds each client was asked",
-            says,
-            column_chart([picked[i] for i in order.tolist()], reach, Axes("client, largest first", "rounds"), 2),
-            TableData("Rounds each client was asked", ["client", "rounds asked"], [(i, picked[i]) for i in order.tolist()]),
+            "Participation of each client",
+            description,
+            column_chart([sampled[i] for i in order], x_range, Axes("client, largest first", "rounds"), 2),
+            TableData("Participation of each client", ["client", "rounds sampled"], [(i, sampled[i]) for i in order]),
             limits,
         ),
     ]
     if labels is not None and labels.size:
-        drawn.append(label_figure(labels[order], order, limits))
-    return section("Clients", refused, figure_grid(*drawn), level=3)
+        figures.append(label_figure(labels[order], order, limits))
+    return section("Clients", note, figure_grid(*figures), level=3)
 
 
 def privacy_section(run: RunRecord, limits: PageLimits) -> Html:
     """Return the privacy loss by round, or nothing for a run without differential privacy."""
-    spent, rounds = run.column("epsilon"), [row["round"] for row in run.rows]
-    if not any(value is not None for value in spent):
+    epsilon = run.column("epsilon")
+    if not any(value is not None for value in epsilon):
         return Html("")
-    assert spent[-1] is not None, "every round of a private run has it"
-    chosen = run.config["privacy"]
-    says = f"Epsilon {format_number(spent[-1])} at delta {chosen['delta']:.2g} after {len(rounds)} rounds, "
-    says += f"noise multiplier {chosen['noise_multiplier']:g}. "
-    says += "It bounds what broadcasts and model tell of one client replaced by another; messages and this page are for the server."
-    chart = line_chart([Line("epsilon", rounds, spent)], Axes("round", "epsilon", include_zero=True), max_points=limits.max_points)
-    numbers = TableData("Epsilon per round", ["round", "epsilon"], list(zip(rounds, spent, strict=True)))
-    return section("Privacy", figure_grid(figure("Epsilon per round", says, chart, numbers, limits)), level=3)
+    assert epsilon[-1] is not None, "every round of a private run has it"
+    settings = run.config["privacy"]
+    description = f"Epsilon {format_number(epsilon[-1])} at delta {settings['delta']:.2g} after {len(epsilon)} rounds, "
+    description += f"noise multiplier {settings['noise_multiplier']:g}. It bounds how much broadcasts and model reveal about one client. "
+    description += "Client messages and this page are not protected; only the server should see them."
+    axes = Axes("round", "epsilon", include_zero=True)
+    return section(
+        "Privacy",
+        figure_grid(curve_figure("Epsilon per round", description, run.round_numbers, {"epsilon": epsilon}, axes, limits)),
+        level=3,
+    )
 
 
-def label_figure(labels: np.ndarray, order: np.ndarray, limits: PageLimits) -> Html:
+def label_figure(labels: np.ndarray, order: list[int], limits: PageLimits) -> Html:
     """Return the fraction of each label in a client's examples."""
-    share = labels / labels.sum(1, keepdims=True).clip(1)
-    what = "share of each label in the rows of each client"
-    axes = ("client, largest first", 0, len(share)), ("label", 0, labels.shape[1])
-    rows = [(int(client), *map(int, counts)) for client, counts in zip(order, labels, strict=True)]
-    numbers = TableData("Rows of each label", ["client", *(f"label {i}" for i in range(labels.shape[1]))], rows)
-    says = "Dark is none, bright yellow is all of a client's rows."
-    return figure("Labels of each client", says, image_chart(png.heatmap_png(share.T[::-1]), *axes, what), numbers, limits)
+    fractions = labels / labels.sum(1, keepdims=True).clip(1)
+    axes = ("client, largest first", 0, len(fractions)), ("label", 0, labels.shape[1])
+    chart = image_chart(png.heatmap_png(fractions.T[::-1]), *axes, "fraction of each label in the examples of each client")
+    rows = [(client, *map(int, counts)) for client, counts in zip(order, labels, strict=True)]
+    numbers = TableData("Examples of each label", ["client", *(f"label {i}" for i in range(labels.shape[1]))], rows)
+    return figure("Labels of each client", "Dark: none of a client's examples; bright yellow: all of them.", chart, numbers, limits)

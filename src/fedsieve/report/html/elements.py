@@ -37,13 +37,13 @@ def escape_text(value: Any) -> str:
 
 
 def element(name: str, *content: Any, **attributes: Any) -> Html:
-    """An element; `class_` and `aria_label` become class and aria-label, None and False are left out."""
-    written = "".join(
+    """Return an element; `class_` and `aria_label` become class and aria-label, None and False are left out."""
+    attribute_text = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
         for key, value in attributes.items()
         if value is not None and value is not False
     )
-    return Html(f"<{name}{written}>{''.join(map(escape_text, content))}</{name}>")
+    return Html(f"<{name}{attribute_text}>{''.join(map(escape_text, content))}</{name}>")
 
 
 def format_cell(value: Cell) -> str:
@@ -58,34 +58,27 @@ def format_cell(value: Cell) -> str:
 
 
 def downsample(items: Sequence[Any], max_items: int) -> list[Any]:
-    """At most about `most` of the rows, evenly, the first and the last among them."""
+    """Return at most `max_items` evenly spaced items, including the first and the last."""
     if len(items) <= max_items:
         return list(items)
-    places = sorted({round(i * (len(items) - 1) / (max_items - 1)) for i in range(max_items)})
-    return [items[i] for i in places]
+    indices = sorted({round(i * (len(items) - 1) / (max_items - 1)) for i in range(max_items)})
+    return [items[i] for i in indices]
 
 
 def html_table(data: TableData, limits: PageLimits, *, sortable: bool = True) -> Html:
     """Return a table that sorts by column and downloads as CSV. Cells contain the exact number as an attribute."""
     data = drop_empty_columns(data)
     rows = downsample(data.rows, max(2, min(limits.max_rows, limits.max_cells // len(data.columns))))
-    caption = data.caption + (f" ({len(rows)} of {len(data.rows)} rows, evenly)" if len(rows) < len(data.rows) else "")
+    caption = data.caption + (f" ({len(rows)} of {len(data.rows)} rows, evenly spaced)" if len(rows) < len(data.rows) else "")
     numeric = [any(isinstance(row[i], int | float) and not isinstance(row[i], bool) for row in rows) for i in range(len(data.columns))]
     heads = (
         element("th", element("button", name, type="button") if sortable else name, scope="col", class_="n" if number else None)
         for name, number in zip(data.columns, numeric, strict=True)
     )
     body = ("<tr>" + "".join(map(_cell_html, row, numeric)) + "</tr>" for row in rows)
-    return element(
-        "div",
-        Html(
-            f"<table><caption>{escape_text(caption)}</caption><thead><tr>{''.join(heads)}</tr></thead><tbody>{''.join(body)}</tbody></table>"
-        ),
-        class_="table",
-        tabindex="0",
-        role="region",
-        aria_label=caption,
-    )
+    head = f"<caption>{escape_text(caption)}</caption><thead><tr>{''.join(heads)}</tr></thead>"
+    table = Html(f"<table>{head}<tbody>{''.join(body)}</tbody></table>")
+    return element("div", table, class_="table", tabindex="0", role="region", aria_label=caption)
 
 
 def drop_empty_columns(data: TableData) -> TableData:
@@ -95,20 +88,18 @@ def drop_empty_columns(data: TableData) -> TableData:
 
 
 def _cell_html(value: Cell, numeric: bool) -> str:
-    seen = format_cell(value)
-    exact = (
-        f' data-v="{value!r}"' if isinstance(value, int | float) and not isinstance(value, bool) and repr(value) != seen and seen else ""
-    )
-    aligned = ' class="n"' if numeric else ""
-    return f"<td{aligned}{exact}>{escape_text(value if isinstance(value, Html) else seen)}</td>"
+    text = format_cell(value)
+    is_rounded = isinstance(value, int | float) and not isinstance(value, bool) and text and repr(value) != text
+    attributes = (' class="n"' if numeric else "") + (f' data-v="{value!r}"' if is_rounded else "")
+    return f"<td{attributes}>{escape_text(value if isinstance(value, Html) else text)}</td>"
 
 
-def figure(title: str, description: str, drawing: str, data: TableData, limits: PageLimits, *, wide: bool = False) -> Html:
+def figure(title: str, description: str, chart: str, data: TableData, limits: PageLimits, *, wide: bool = False) -> Html:
     """Return a chart with its caption, a text alternative and its numbers."""
     return element(
         "figure",
         element("figcaption", element("strong", title), " ", element("span", description)),
-        Html(drawing),
+        Html(chart),
         element("details", element("summary", "Numbers"), html_table(data, limits), class_="numbers"),
         class_="wide" if wide else None,
     )
@@ -124,6 +115,6 @@ def section(title: str, *content: Any, level: int = 2) -> Html:
     return element("section", element(f"h{level}", title), *content)
 
 
-def figure_grid(*drawn: Html | None) -> Html:
+def figure_grid(*figures: Html) -> Html:
     """Return figures next to each other if there is room."""
-    return element("div", *(one for one in drawn if one), class_="figures")
+    return element("div", *figures, class_="figures")

@@ -54,11 +54,11 @@ class Handler(BaseHTTPRequestHandler):
         address: Any = self.server.server_address
         port = address[1]
         if self.headers.get("Host") not in {f"{name}:{port}" for name in (LOOPBACK, "localhost")}:
-            self.send_content(HTTPStatus.FORBIDDEN, "text/plain", b"this page answers only to 127.0.0.1 and localhost\n")
+            self.send_content(HTTPStatus.FORBIDDEN, "text/plain", b"only requests to 127.0.0.1 and localhost are answered\n")
         elif self.path in ("/", "/state"):
             self.send_page()
         else:
-            self.send_content(HTTPStatus.NOT_FOUND, "text/plain", b"there is / and /state\n")
+            self.send_content(HTTPStatus.NOT_FOUND, "text/plain", b"only / and /state exist\n")
 
     do_HEAD = do_GET  # noqa: N815
 
@@ -92,21 +92,20 @@ def create_server(folder: Path, port: int) -> ThreadingHTTPServer:
     find_runs(folder)
     handler = type("Handler", (Handler,), {"cache": PageCache(folder)})
     try:
-        made = ThreadingHTTPServer((LOOPBACK, port), handler)
+        server = ThreadingHTTPServer((LOOPBACK, port), handler)
     except (OSError, OverflowError) as error:
         raise run_directory.RunDirectoryError(
             f"--port {port} cannot be used: {getattr(error, 'strerror', None) or error}; choose another"
         ) from None
-    made.daemon_threads = True
-    return made
+    server.daemon_threads = True
+    return server
 
 
 def serve(folder: Path, port: int, log: Callable[[str], None]) -> None:
     """Serve until interrupted."""
-    made = create_server(folder, port)
-    with made:
+    with create_server(folder, port) as server:
         try:
-            log(f"http://{LOOPBACK}:{made.server_address[1]}/ shows {folder}; Ctrl-C ends it")
-            made.serve_forever(poll_interval=0.2)
+            log(f"http://{LOOPBACK}:{server.server_address[1]}/ shows {folder}; stop with Ctrl-C")
+            server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
-            log("ended")
+            log("stopped")

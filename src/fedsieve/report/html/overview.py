@@ -36,20 +36,20 @@ def group_by_settings(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
         by_algorithm.setdefault(run.algorithm, []).append(run)
     out: dict[str, list[RunRecord]] = {}
     for algorithm, members in by_algorithm.items():
-        flats = [flatten(run.config) for run in members]
-        keys = sorted({key for one in flats for key in one})
-        telling = [key for key in keys if key != "seed" and len({str(one.get(key)) for one in flats}) > 1]
-        for run, one in zip(members, flats, strict=True):
-            out.setdefault(", ".join([algorithm, *(f"{key} {one.get(key, 'unset')}" for key in telling[:3])]), []).append(run)
+        settings = [flatten(run.config) for run in members]
+        keys = sorted({key for options in settings for key in options})
+        differing = [key for key in keys if key != "seed" and len({str(options.get(key)) for options in settings}) > 1]
+        for run, options in zip(members, settings, strict=True):
+            out.setdefault(", ".join([algorithm, *(f"{key} {options.get(key, 'unset')}" for key in differing[:3])]), []).append(run)
     return out
 
 
 def flatten(config: Settings) -> Settings:
     """Return the settings by dotted names."""
-    found: Settings = {}
+    flat: Settings = {}
     for key, value in config.items():
-        found |= {f"{key}.{inner}": v for inner, v in value.items()} if isinstance(value, dict) else {key: value}
-    return found
+        flat |= {f"{key}.{inner}": v for inner, v in value.items()} if isinstance(value, dict) else {key: value}
+    return flat
 
 
 def mean_curve(name: str, runs: Sequence[RunRecord], metric: str) -> Line | None:
@@ -86,24 +86,24 @@ def trade_off_figure(runs: Sequence[RunRecord], metric: str, limits: PageLimits)
     front = pareto_front(ends)
     name = METRIC_LABELS.get(metric, metric)
     sizes = {len(members) for members in groups.values()}
-    counted = f"{min(sizes)} to {max(sizes)} seeds" if len(sizes) > 1 else ("one seed" if sizes == {1} else f"{sizes.pop()} seeds")
+    seeds = f"{min(sizes)} to {max(sizes)} seeds" if len(sizes) > 1 else ("one seed" if sizes == {1} else f"{sizes.pop()} seeds")
     floor = min(end[1] for end in ends.values())
     clipped = [_clip_below(line, floor - 1.5 * max(max(e[1] for e in ends.values()) - floor, 0.1)) for line in lines]
-    steps = [corner for a, b in zip(front, front[1:], strict=False) for corner in ((ends[b][0], ends[a][1]), ends[b])]
+    corners = [corner for a, b in zip(front, front[1:], strict=False) for corner in ((ends[b][0], ends[a][1]), ends[b])]
     chart = line_chart(
         clipped,
-        Axes("bytes sent, both ways", name, log_x=True, interactive=False),
-        pareto_path=[ends[front[0]], *steps] if len(front) > 1 else [],
+        Axes("bytes sent, up and down", name, log_x=True, interactive=False),
+        pareto_path=[ends[front[0]], *corners] if len(front) > 1 else [],
         max_points=limits.max_points,
     )
-    says = f"Mean of {counted}; the band is one standard deviation, markers are the last rounds. On the Pareto front: {', '.join(front)}."
+    description = f"Mean of {seeds}; the band is one standard deviation, markers are the last rounds. Pareto front: {', '.join(front)}."
     if any(len(short.x) < len(line.x) for short, line in zip(clipped, lines, strict=True)):
-        says += " Early rounds far below are left out."
+        description += " Early rounds far below are not drawn."
     rows = [(line.name, len(groups[line.name]), *ends[line.name], _final_sd(line), "yes" if line.name in front else "no") for line in lines]
     numbers = TableData(
-        f"{name} and bytes after the last round", ["algorithm", "seeds", "bytes", name, "standard deviation", "on the front"], rows
+        f"{name} and bytes after the last round", ["algorithm", "seeds", "bytes", name, "standard deviation", "on the Pareto front"], rows
     )
-    return figure_grid(figure(f"{name} against bytes", says, chart, numbers, limits, wide=True))
+    return figure_grid(figure(f"{name} against bytes", description, chart, numbers, limits, wide=True))
 
 
 def _clip_below(line: Line, min_value: float) -> Line:
@@ -128,20 +128,10 @@ def comparison_tables(result: Mapping[str, Any], limits: PageLimits) -> list[Htm
     metric = METRIC_LABELS.get(result["metric"], result["metric"])
     seeds = ", ".join(map(str, result["seeds"]))
     limit = format_bytes(result["equal_bytes_limit"])
-    columns = [
-        "algorithm",
-        "rounds",
-        metric,
-        "sd",
-        f"less {result['base']}",
-        "95 % half-width",
-        "TDR",
-        "bytes up",
-        "bytes down",
-        "by formula",
-    ]
+    columns = ["algorithm", "rounds", metric, "sd", f"minus {result['base']}", "95 % half-width", "TDR"]
+    columns += ["bytes up", "bytes down", "by formula"]
     out = []
-    for key, title in (("equal_rounds", "after all rounds"), ("equal_bytes", f"at {limit} sent, what the cheapest needs")):
+    for key, title in (("equal_rounds", "after all rounds"), ("equal_bytes", f"at {limit} sent, the bytes of the cheapest")):
         rows: list[list[Cell]] = []
         for name, entry in result["algorithms"].items():
             part, own = entry[key], name == result["base"]
@@ -159,12 +149,10 @@ def runs_table(runs: Sequence[RunRecord], limits: PageLimits, links: Mapping[int
         name = element("a", run.name, href=f"#{links[i]}") if i in links else run.name
         value, sent = run.last(run.metric), int(run.cumulative_bytes[-1]) if len(run.cumulative_bytes) else 0
         density = float(run.config.get("density", 0))
-        done = len(run.rows)
-        rows.append(
-            [name, run.task, run.algorithm, run.seed, density, done, None if value is None else float(value), run.last("tdr"), sent]
-        )
+        quality = None if value is None else float(value)
+        rows.append([name, run.task, run.algorithm, run.seed, density, len(run.rows), quality, run.last("tdr"), sent])
     columns = ["run", "task", "algorithm", "seed", "density", "rounds", "quality", "TDR", "bytes"]
     values = [(value, run.name) for run in runs if (value := run.last(run.metric)) is not None]
     best = max(values, key=lambda pair: pair[0], default=None)
-    said = f"; the highest is {format_number(best[0])} ({best[1]})" if best and len({run.task for run in runs}) == 1 else ""
-    return html_table(TableData(f"{len(runs)} runs{said}", columns, rows), limits)
+    highest = f"; the highest quality is {format_number(best[0])} ({best[1]})" if best and len({run.task for run in runs}) == 1 else ""
+    return html_table(TableData(f"{len(runs)} runs{highest}", columns, rows), limits)

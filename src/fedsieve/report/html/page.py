@@ -33,10 +33,8 @@ def render_report(folders: Sequence[Path], *, live: bool = False) -> str:
     try:
         return render_runs(runs, comparison, live=live)
     except (AttributeError, KeyError, TypeError, IndexError) as error:
-        where = ", ".join(map(str, folders))
-        raise run_directory.RunDirectoryError(
-            f"{where} holds a file that is not what a run leaves: {type(error).__name__} {error}"
-        ) from error
+        names = ", ".join(map(str, folders))
+        raise run_directory.RunDirectoryError(f"{names} has a file that fedsieve did not write: {type(error).__name__} {error}") from error
 
 
 def render_runs(runs: list[RunRecord], comparison: Mapping[str, Any] | None, *, live: bool) -> str:
@@ -45,35 +43,31 @@ def render_runs(runs: list[RunRecord], comparison: Mapping[str, Any] | None, *, 
         run = runs[0]
         body = element("section", element("h2", f"{run.name}, seed {run.seed}"), render_run(run, PageLimits()))
         return render_document(f"{run.algorithm} on {run.task}", body, live=live)
-    budget = PageLimits(len(runs))
+    limits = PageLimits(len(runs))
     links = {i: f"run-{i + 1}" for i in range(len(runs))}
     order = list(comparison["algorithms"]) if comparison else sorted({run.algorithm for run in runs})
     runs = sorted(runs, key=lambda run: (run.task, order.index(run.algorithm) if run.algorithm in order else len(order), run.seed))
-    inner = (
-        element(
-            "details",
-            element("summary", element("h2", f"{run.name}: {run.algorithm} on {run.task}, seed {run.seed}")),
-            render_run(run, budget),
-            **place,
-        )
-        for run, place in ((run, {"id": links[i], "class_": "run"}) for i, run in enumerate(runs))
+    headings = (element("h2", f"{run.name}: {run.algorithm} on {run.task}, seed {run.seed}") for run in runs)
+    details = (
+        element("details", element("summary", heading), render_run(run, limits), id=links[i], class_="run")
+        for i, (run, heading) in enumerate(zip(runs, headings, strict=True))
     )
-    body = overview.overview_sections(runs, budget, comparison, links) + element("section", element("h2", "Run by run"), *inner)
+    body = overview.overview_sections(runs, limits, comparison, links) + element("section", element("h2", "Each run"), *details)
     return render_document(page_title(runs), Html(body), live=live)
 
 
 def page_title(runs: Sequence[RunRecord]) -> str:
     """Return the title of several runs."""
-    algorithms, tasks = (list(dict.fromkeys(names)) for names in ([run.algorithm for run in runs], [run.task for run in runs]))
-    return f"{len(runs)} runs: {', '.join(algorithms)} on {', '.join(tasks)}"
+    algorithms, tasks = (", ".join(dict.fromkeys(names)) for names in ([run.algorithm for run in runs], [run.task for run in runs]))
+    return f"{len(runs)} runs: {algorithms} on {tasks}"
 
 
 def render_run(run: RunRecord, limits: PageLimits) -> Html:
     """Return all sections of one run."""
     if not run.rows:
         return element("p", "No round is finished yet.")
-    again = run.folder.with_name(run.folder.name + "-again")
-    command = f"fedsieve train --config {shlex.quote(str(run.folder / run_directory.CONFIG))} --out {shlex.quote(str(again))}"
+    copy = run.folder.with_name(run.folder.name + "-again")
+    command = f"fedsieve train --config {shlex.quote(str(run.folder / run_directory.CONFIG))} --out {shlex.quote(str(copy))}"
     parts = (
         training.headline_section(run),
         training.quality_section(run, limits),
@@ -92,8 +86,8 @@ def render_run(run: RunRecord, limits: PageLimits) -> Html:
 def render_document(title: str, body: Html, *, live: bool) -> str:
     """Return the document with inline style and script; external resources are forbidden."""
     style, script = ((RESOURCES / name).read_text() for name in ("page.css", "page.js"))
-    hashed = b64encode(sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{hashed}'"
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     return Template((RESOURCES / "template.html").read_text()).substitute(
         title=escape(title),
         policy=policy + ("; connect-src 'self'" if live else ""),
@@ -121,6 +115,6 @@ def write_default_report(folder: Path) -> str | None:
     """Write the page of a finished run to its directory; return None and print a note if that fails."""
     try:
         return str(write_report([folder], folder / run_directory.REPORT))
-    except Exception as error:  # a run of hours must not fail for its picture
-        print(f"note: the run is kept, its report was not written: {type(error).__name__}: {error}", file=sys.stderr)
+    except Exception as error:  # a run of hours must not fail because of its report
+        print(f"note: the run is stored, but its report was not written: {type(error).__name__}: {error}", file=sys.stderr)
         return None

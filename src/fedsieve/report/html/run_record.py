@@ -2,10 +2,11 @@
 
 import json
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from zipfile import BadZipFile
 
 import numpy as np
@@ -15,13 +16,14 @@ from safetensors.numpy import load_file
 from fedsieve.storage import run_directory
 
 Row = dict[str, Any]
+Content = TypeVar("Content")
 MAX_DEPTH = 3
 """The depth of directories that are searched for runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """A stored run: settings, metrics of each round and result. Only the settings always exist."""
+    """A stored run: settings, metrics of each round and result. Only the settings are always present."""
 
     folder: Path
     config: dict[str, Any]
@@ -44,7 +46,7 @@ class RunRecord:
 
     @property
     def algorithm(self) -> str:
-        """Name of the algorithm."""
+        """The name of the algorithm."""
         return str(self.config.get("algorithm", {}).get("name", "unknown"))
 
     @property
@@ -54,13 +56,18 @@ class RunRecord:
 
     @property
     def seed(self) -> int:
-        """The seed."""
+        """The seed of the run."""
         return int(self.config.get("seed", 0))
 
     @property
-    def rounds(self) -> int:
+    def num_rounds(self) -> int:
         """The configured number of rounds."""
         return int(self.config.get("rounds", len(self.rows)))
+
+    @property
+    def round_numbers(self) -> list[int]:
+        """The numbers of the finished rounds."""
+        return [row["round"] for row in self.rows]
 
     @property
     def is_finished(self) -> bool:
@@ -93,16 +100,16 @@ class RunRecord:
 
 def read_run(folder: Path) -> RunRecord:
     """Return the run in a directory without parts that do not exist yet; raise an error if a file is damaged."""
-    trace = _read_arrays(folder / run_directory.SUPPORTS_NPZ)
-    model = _read_model(folder / run_directory.MODEL)
+    supports = _read_file(folder / run_directory.SUPPORTS_NPZ, _read_arrays) or {}
+    model = _read_file(folder / run_directory.MODEL, load_file) or {}
     return RunRecord(
         folder=folder,
-        config=_read_config(folder / run_directory.CONFIG),
+        config=_read_file(folder / run_directory.CONFIG, _read_config) or {},
         rows=read_round_metrics(folder / run_directory.METRICS),
-        run_info=_read_json(folder / run_directory.RUN_INFO) or {},
-        result=_read_json(folder / run_directory.RESULT),
-        supports=trace.get("supports"),
-        gate_histograms=trace.get("gate_histogram"),
+        run_info=_read_file(folder / run_directory.RUN_INFO, _read_json) or {},
+        result=_read_file(folder / run_directory.RESULT, _read_json),
+        supports=supports.get("supports"),
+        gate_histograms=supports.get("gate_histogram"),
         indices=model.get("index"),
         values=model.get("value"),
     )
@@ -110,22 +117,15 @@ def read_run(folder: Path) -> RunRecord:
 
 def read_round_metrics(path: Path) -> list[Row]:
     """Return the metrics of the rounds. Only the last line may be incomplete."""
-    if not path.exists():
-        return []
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise run_directory.RunDirectoryError(f"{path} cannot be read: {error}") from None
-    *lines, rest = text.split("\n")
+    *complete_lines, rest = (_read_file(path, Path.read_text) or "").split("\n")
     rows = []
-    texts: list[str] = [*lines, *([rest] if rest else [])]
-    for number, line in enumerate(texts, start=1):
+    for number, line in enumerate([*complete_lines, rest] if rest else complete_lines, start=1):
         try:
             row = json.loads(line)
             if not isinstance(row, dict) or not all(isinstance(row.get(name), int) for name in ("round", "bytes_up", "bytes_down")):
                 raise ValueError("a round has at least round, bytes_up and bytes_down")
         except ValueError as error:
-            if number > len(lines):
+            if number > len(complete_lines):
                 break
             raise run_directory.RunDirectoryError(f"{path} is damaged in line {number}: {error}") from None
         rows.append(row)
@@ -154,48 +154,36 @@ def find_runs(folder: Path) -> list[Path]:
 
 def read_comparison(folder: Path) -> dict[str, Any] | None:
     """Return the result of `fedsieve compare`, if the directory is that of a comparison."""
-    result = None if is_run_directory(folder) else _read_json(folder / run_directory.RESULT)
+    result = None if is_run_directory(folder) else _read_file(folder / run_directory.RESULT, _read_json)
     return result if result and "algorithms" in result else None
+
+
+def _read_file(path: Path, read: Callable[[Path], Content]) -> Content | None:
+    """Return the content of a file, None if it does not exist; raise an error if it is damaged."""
+    if not path.exists():
+        return None
+    try:
+        return read(path)
+    except (OSError, ValueError, BadZipFile, SafetensorError) as error:
+        raise run_directory.RunDirectoryError(f"{path} cannot be read, or is damaged: {error}") from None
 
 
 def _read_config(path: Path) -> dict[str, Any]:
     """Return the settings with underscores in the names of options."""
-    try:
-        return _with_underscores(tomllib.loads(path.read_text()))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise run_directory.RunDirectoryError(f"{path} cannot be read: {error}") from None
+    return _with_underscores(tomllib.loads(path.read_text()))
 
 
 def _with_underscores(table: dict[str, Any]) -> dict[str, Any]:
     return {key.replace("-", "_"): _with_underscores(value) if isinstance(value, dict) else value for key, value in table.items()}
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise run_directory.RunDirectoryError(f"{path} is damaged: {error}") from None
-    if not isinstance(found, dict):
-        raise run_directory.RunDirectoryError(f"{path} is damaged: it holds {type(found).__name__}, not an object")
-    return found
+def _read_json(path: Path) -> dict[str, Any]:
+    content = json.loads(path.read_text())
+    if not isinstance(content, dict):
+        raise ValueError(f"it holds {type(content).__name__}, not an object")
+    return content
 
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
-    if not path.exists():
-        return {}
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (OSError, ValueError, BadZipFile) as error:
-        raise run_directory.RunDirectoryError(f"{path} is damaged: {error}") from None
-
-
-def _read_model(path: Path) -> dict[str, np.ndarray]:
-    if not path.exists():
-        return {}
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise run_directory.RunDirectoryError(f"{path} is damaged: {error}") from None
+    with np.load(path, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}

@@ -43,4 +43,4 @@ def image_figure(path: Path, description: str) -> Html:
 def claims_table(path: Path) -> Html:
     """Return the claims of the paper that this study tests."""
     rows = [(claim["number"], claim["claim"], claim["verdict"]) for claim in json.loads(path.read_text())]
-    return html_table(TableData("claims", ("claim", "what it says", "verdict"), rows), PageLimits())
+    return html_table(TableData("claims", ("number", "claim", "verdict"), rows), PageLimits())

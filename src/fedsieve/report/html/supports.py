@@ -9,7 +9,7 @@ from fedsieve.models.sparse_model import SparseModel
 from fedsieve.report.html import png
 from fedsieve.report.html.elements import Html, PageLimits, TableData, downsample, element, figure, figure_grid, html_table, section
 from fedsieve.report.html.run_record import RunRecord
-from fedsieve.report.html.svg import Axes, Line, column_chart, image_chart, line_chart
+from fedsieve.report.html.svg import Axes, column_chart, curve_figure, image_chart
 
 IMAGE_SHAPES = {"digits": (8, 8), "mnist": (28, 28), "emnist": (28, 28)}
 """Tasks whose features are pixels."""
@@ -19,11 +19,11 @@ NUM_STRONGEST = 20
 
 def stability_section(run: RunRecord, limits: PageLimits) -> Html:
     """Return the charts of how supports and gates change."""
-    drawn = [] if run.supports is None or len(run.supports) < 2 else [overlap_figure(run, limits)]
+    figures = [] if run.supports is None or len(run.supports) < 2 else [overlap_figure(run, limits)]
     if run.gate_histograms is not None and len(run.gate_histograms):
-        drawn.append(gate_histogram_figure(run, limits))
-    missing = "" if drawn else element("p", "Written with the trace, some seconds into the run.")
-    return section("Supports and gates", figure_grid(*drawn), missing, level=3)
+        figures.append(gate_histogram_figure(run, limits))
+    missing = "" if figures else element("p", "Supports are stored some seconds after the start of a run.")
+    return section("Supports and gates", figure_grid(*figures), missing, level=3)
 
 
 def overlap_figure(run: RunRecord, limits: PageLimits) -> Html:
@@ -32,23 +32,23 @@ def overlap_figure(run: RunRecord, limits: PageLimits) -> Html:
     rounds = downsample(range(len(run.supports)), min(MAX_HEATMAP_ROUNDS, limits.max_points))
     iou = pairwise_iou(run.supports[rounds])
     before = [None, *(float(iou[i, i - 1]) for i in range(1, len(rounds)))]
-    settled = next((rounds[i] + 1 for i in range(len(rounds)) if (iou[i:, -1] == 1).all()), rounds[-1] + 1)
-    says = f"Dark is no overlap (0), bright yellow is the same support (1). It no longer changes after round {settled}."
+    stable_from = next((rounds[i] + 1 for i in range(len(rounds)) if (iou[i:, -1] == 1).all()), rounds[-1] + 1)
+    description = f"Dark: no overlap (0); bright yellow: the same support (1). The support does not change after round {stable_from}."
     last = len(run.supports)
     chart = image_chart(png.heatmap_png(iou[::-1]), ("round", 1, last), ("round", 1, last), "overlap of the supports of every two rounds")
     rows = [(rounds[i] + 1, before[i], float(iou[i, -1])) for i in range(len(rounds))]
-    numbers = TableData("Overlap of supports (IoU)", ["round", "with the round before it here", "with the last"], rows)
-    return figure("Overlap of supports", says, chart, numbers, limits)
+    numbers = TableData("Overlap of supports (IoU)", ["round", "with the previous row", "with the last row"], rows)
+    return figure("Overlap of supports", description, chart, numbers, limits)
 
 
 def pairwise_iou(supports: np.ndarray) -> np.ndarray:
     """Return the intersection over union of all pairs of rows; a row is a set of indices padded with -1, and two empty sets are equal."""
-    there = supports >= 0
-    kept = there.sum(1)
-    members = csr_matrix((np.ones(kept.sum()), supports[there], np.concatenate(([0], np.cumsum(kept)))))
-    both = (members @ members.T).toarray()
-    either = kept[:, None] + kept - both
-    return np.divide(both, either, out=np.ones_like(both), where=either > 0)
+    is_index = supports >= 0
+    kept = is_index.sum(1)
+    members = csr_matrix((np.ones(kept.sum()), supports[is_index], np.concatenate(([0], np.cumsum(kept)))))
+    intersection = (members @ members.T).toarray()
+    union = kept[:, None] + kept - intersection
+    return np.divide(intersection, union, out=np.ones_like(intersection), where=union > 0)
 
 
 def gate_histogram_figure(run: RunRecord, limits: PageLimits) -> Html:
@@ -68,10 +68,10 @@ def gate_histogram_figure(run: RunRecord, limits: PageLimits) -> Html:
     edges = np.linspace(0, 1, histograms.shape[1] + 1)
     rows = [(float(edges[j]), float(edges[j + 1]), *(int(histograms[i][j]) for i in chosen.values())) for j in range(len(edges) - 1)]
     columns = ["from", "to", *(f"round {i + 1}" for i in chosen.values())]
-    ends = histograms[-1]
-    says = f"On a logarithmic axis. At the end {int(ends[0])} gates are open with a chance below 5 %, {int(ends[-1])} with one above 95 %."
-    drawing = element("div", *charts, class_="trio")
-    return figure("How open the gates are", says, drawing, TableData("Gates by chance to be open", columns, rows), limits, wide=True)
+    closed, opened = int(histograms[-1][0]), int(histograms[-1][-1])
+    description = f"On a logarithmic axis. At the end {closed} gates are open with a probability below 5 %, {opened} above 95 %."
+    title = "Probability that a gate is open"
+    return figure(title, description, element("div", *charts, class_="trio"), TableData(title, columns, rows), limits, wide=True)
 
 
 def recovery_section(run: RunRecord, limits: PageLimits) -> Html | None:
@@ -81,65 +81,57 @@ def recovery_section(run: RunRecord, limits: PageLimits) -> Html | None:
         return None
     found = np.isin(run.supports, truth).sum(1)
     kept = (run.supports >= 0).sum(1)
-    columns = {"found": found, "missed": len(truth) - found, "false": kept - found}
-    rounds = list(range(1, len(found) + 1))
-    lines = [Line(name, rounds, values.tolist()) for name, values in columns.items()]
-    right, wrong = found[-1], kept[-1] - found[-1]
-    says = f"Of {len(truth)} true weights {right} found, {len(truth) - right} missed; {wrong} of {kept[-1]} kept are false."
-    drawn = figure(
-        "The truth per round",
-        says,
-        line_chart(lines, Axes("round", "weights", include_zero=True), max_points=limits.max_points),
-        TableData("Found, missed and false", ["round", *columns], [(t, *(int(v[t - 1]) for v in columns.values())) for t in rounds]),
-        limits,
-    )
-    return section("Support recovery", figure_grid(drawn), level=3)
+    columns = {"found": found.tolist(), "missed": (len(truth) - found).tolist(), "false": (kept - found).tolist()}
+    description = f"Of {len(truth)} true weights {columns['found'][-1]} are found and {columns['missed'][-1]} missed; "
+    description += f"{columns['false'][-1]} of {kept[-1]} kept weights are false."
+    axes = Axes("round", "weights", include_zero=True)
+    recovery = curve_figure("Found, missed and false", description, range(1, len(found) + 1), columns, axes, limits)
+    return section("Support recovery", figure_grid(recovery), level=3)
 
 
 def kept_weights_section(run: RunRecord, limits: PageLimits) -> Html | None:
     """Return layers, largest weights, and images if features are pixels."""
     layout = run.run_info.get("layout")
-    index = run.indices
-    if index is None and run.supports is not None:
-        index = run.supports[-1][run.supports[-1] >= 0]
-    if layout is None or index is None:
+    indices = run.indices
+    if indices is None and run.supports is not None:
+        indices = run.supports[-1][run.supports[-1] >= 0]
+    if layout is None or indices is None:
         return None
-    value = run.values if run.values is not None else np.ones(len(index))
-    spread = run.run_info.get("feature_std")
-    strong = strongest_weights(layout, index, value, NUM_STRONGEST, run.run_info.get("truth"), None if spread is None else np.array(spread))
-    parts = [layer_table(layout, index, value), strong]
-    drawn = [layer_figure(parts[0], limits), element("div", html_table(parts[1], limits))]
+    values = run.values if run.values is not None else np.ones(len(indices))
+    std = run.run_info.get("feature_std")
+    strongest = strongest_weights(layout, indices, values, NUM_STRONGEST, run.run_info.get("truth"), None if std is None else np.array(std))
+    figures = [layer_figure(layer_table(layout, indices, values), limits), element("div", html_table(strongest, limits))]
     if run.task in IMAGE_SHAPES:
-        drawn.append(mask_figure(run, layout, index, value, limits))
-    return section("What was kept", figure_grid(*drawn), level=3)
+        figures.append(mask_figure(run, layout, indices, values, limits))
+    return section("Kept weights", figure_grid(*figures), level=3)
 
 
 def layer_table(layout: dict, indices: np.ndarray, values: np.ndarray) -> TableData:
     """Return a table with one row per layer."""
     rows = []
     for name, part in layout["layers"].items():
-        inside = (indices >= part["start"]) & (indices < part["stop"])
-        kept, size = int(inside.sum()), part["stop"] - part["start"]
-        strength = float(np.abs(values[inside]).mean()) if kept else None
-        rows.append((name, " x ".join(map(str, part["shape"])), size, kept, kept / size, strength))
-    return TableData("Layers", ["layer", "shape", "weights", "kept", "density", "mean size of those kept"], rows)
+        in_layer = (indices >= part["start"]) & (indices < part["stop"])
+        kept, size = int(in_layer.sum()), part["stop"] - part["start"]
+        magnitude = float(np.abs(values[in_layer]).mean()) if kept else None
+        rows.append((name, " x ".join(map(str, part["shape"])), size, kept, kept / size, magnitude))
+    return TableData("Layers", ["layer", "shape", "weights", "kept", "density", "mean magnitude of kept weights"], rows)
 
 
 def layer_figure(data: TableData, limits: PageLimits) -> Html:
     """Return the density of each layer as horizontal bars."""
     densities: list[Any] = [row[4] for row in data.rows]
-    most = max(densities, default=0) or 1
+    largest = max(densities, default=0) or 1
     bars = (
         element(
             "li",
             element("span", row[0]),
-            element("meter", value=f"{row[4]:.6g}", max=f"{most:.6g}", aria_label=row[0]),
+            element("meter", value=f"{row[4]:.6g}", max=f"{largest:.6g}", aria_label=row[0]),
             element("span", f"{row[4]:.4g}"),
         )
         for row in data.rows
     )
-    says = "; ".join(f"{row[0]}: {row[3]} of {row[2]}" for row in data.rows[:12])
-    return figure("Density of each layer", says + ".", element("ul", *bars, class_="meters"), data, limits)
+    description = "; ".join(f"{row[0]}: {row[3]} of {row[2]}" for row in data.rows[:12])
+    return figure("Density of each layer", description + ".", element("ul", *bars, class_="meters"), data, limits)
 
 
 def strongest_weights(
@@ -150,42 +142,44 @@ def strongest_weights(
     truth: list[int] | None = None,
     feature_std: np.ndarray | None = None,
 ) -> TableData:
-    """The largest weights, where they stand, and whether they are true where that is known.
+    """Return the largest weights with their positions, and whether they are true if `truth` is known.
 
-    Where the spread of features is known, the largest times the spread of their feature, and intercepts are left out.
+    If `feature_std` is known, weights are multiplied by the standard deviation of their feature, and intercepts are left out.
     """
     true, rows = set(truth or ()), []
     if feature_std is not None:
         counted = indices < layout["size"] - layout["num_ungated"]
         indices, values = indices[counted], values[counted] * feature_std[indices[counted] % len(feature_std)]
     for i in np.argsort(-np.abs(values), kind="stable")[:max_weights]:
-        at = int(indices[i])
-        home = next(((n, p) for n, p in layout["layers"].items() if p["start"] <= at < p["stop"]), None)
-        place = "free" if home is None else f"{home[0]}[{', '.join(map(str, np.unravel_index(at - home[1]['start'], home[1]['shape'])))}]"
-        rows.append((place, float(values[i]), *([] if truth is None else [at in true])))
-    columns = ["place", "weight" if feature_std is None else "weight x sd", *([] if truth is None else ["true"])]
-    return TableData(f"The {len(rows)} strongest of {len(indices)} weights", columns, rows)
+        index = int(indices[i])
+        layers = ((name, part) for name, part in layout["layers"].items() if part["start"] <= index < part["stop"])
+        layer, part = next(layers, (None, {}))
+        position = () if layer is None else np.unravel_index(index - part["start"], part["shape"])
+        name = "without a gate" if layer is None else f"{layer}[{', '.join(map(str, position))}]"
+        rows.append((name, float(values[i]), *([] if truth is None else [index in true])))
+    columns = ["position", "weight" if feature_std is None else "weight x sd", *([] if truth is None else ["true"])]
+    return TableData(f"The {len(rows)} largest of {len(indices)} weights", columns, rows)
 
 
 def strongest_features(model: SparseModel, max_features: int) -> TableData:
-    """The features a linear model leans on: their weight where it has one output, else the norm of their weights over all.
+    """Return the features with the largest weights of a linear model; with several outputs, the norm of a feature's weights counts.
 
-    Weights of features in different units compare only times the spread of their feature, where that is known.
+    Weights are multiplied by the standard deviation of their feature if it is known, because features have different units.
     """
-    coef, names, first, spread = model.coef, model.metadata.features, model.metadata.first_feature_id, model.metadata.feature_std
+    coef, names, first, std = model.coef, model.metadata.features, model.metadata.first_feature_id, model.metadata.feature_std
     shape: Any = coef.shape  # SciPy has no stubs
-    single = shape[0] == 1
-    if spread is not None:
-        coef = csr_matrix(coef.multiply(np.array(spread)))
-    strength = np.sqrt(np.asarray(coef.multiply(coef).sum(0)).ravel())
-    used = int((strength > 0).sum())
-    order = np.argsort(-strength, kind="stable")[: min(max_features, used)]
-    weights, outputs = coef.toarray()[0] if single else strength, np.diff(coef.tocsc().indptr)
-    called = [f"x{j + first}" if names is None else names[j] for j in order]
-    rows = [(name, float(weights[j]), *([] if single else [int(outputs[j])])) for name, j in zip(called, order, strict=True)]
-    by = "" if spread is None else " x sd"
-    columns = ["feature", f"weight{by}"] if single else ["feature", f"norm of its weights{by}", "outputs it serves"]
-    return TableData(f"The {len(rows)} strongest of {used} features in use, of {shape[1]}", columns, rows)
+    has_one_output = shape[0] == 1
+    if std is not None:
+        coef = csr_matrix(coef.multiply(np.array(std)))
+    norms = np.sqrt(np.asarray(coef.multiply(coef).sum(0)).ravel())
+    num_used = int((norms > 0).sum())
+    order = np.argsort(-norms, kind="stable")[: min(max_features, num_used)]
+    weights, num_outputs = coef.toarray()[0] if has_one_output else norms, np.diff(coef.tocsc().indptr)
+    labels = [f"x{j + first}" if names is None else names[j] for j in order]
+    rows = [(name, float(weights[j]), *([] if has_one_output else [int(num_outputs[j])])) for name, j in zip(labels, order, strict=True)]
+    unit = "" if std is None else " x sd"
+    columns = ["feature", f"weight{unit}"] if has_one_output else ["feature", f"norm of its weights{unit}", "outputs"]
+    return TableData(f"The {len(rows)} strongest of {num_used} used features, of {shape[1]}", columns, rows)
 
 
 def mask_figure(run: RunRecord, layout: dict, indices: np.ndarray, values: np.ndarray, limits: PageLimits) -> Html:
@@ -195,17 +189,13 @@ def mask_figure(run: RunRecord, layout: dict, indices: np.ndarray, values: np.nd
     matrix[indices] = values
     matrix = matrix[part["start"] : part["stop"]].reshape(part["shape"])
     counts = [int((row != 0).sum()) for row in matrix]
+    images = [png.signed_png(row.reshape(IMAGE_SHAPES[run.task])) for row in matrix]
+    alt_texts = [f"class {i}: {counts[i]} of {row.size} pixels kept" for i, row in enumerate(matrix)]
     cells = [
-        element(
-            "div",
-            Html(
-                f'<img src="{png.signed_png(row.reshape(IMAGE_SHAPES[run.task]))}" alt="class {i}: {counts[i]} of {row.size} pixels kept"/>'
-            ),
-            element("span", f"class {i}"),
-        )
-        for i, row in enumerate(matrix)
+        element("div", Html(f'<img src="{image}" alt="{alt_text}"/>'), element("span", f"class {i}"))
+        for i, (image, alt_text) in enumerate(zip(images, alt_texts, strict=True))
     ]
     rows = [(i, counts[i], int((row > 0).sum()), int((row < 0).sum())) for i, row in enumerate(matrix)]
-    numbers = TableData("Pixels kept for each class", ["class", "kept", "speak for it", "speak against it"], rows)
-    says = f"Blue pixels speak for the class, orange against it; empty ones were dropped. {min(counts)} to {max(counts)} pixels a class."
-    return figure("The mask of each class", says, element("div", *cells, class_="masks"), numbers, limits, wide=True)
+    numbers = TableData("Pixels kept for each class", ["class", "kept", "positive", "negative"], rows)
+    description = f"Blue: positive weights; orange: negative; empty: zero. {min(counts)} to {max(counts)} pixels per class."
+    return figure("Mask of each class", description, element("div", *cells, class_="masks"), numbers, limits, wide=True)

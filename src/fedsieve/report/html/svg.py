@@ -1,13 +1,13 @@
 """Charts as SVG: lines, columns, stacked bars, images with axes. Colours are the classes s0, s1, ... of page.css."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedsieve.formatting import format_bytes
 from fedsieve.report.html.axis import AxisScale, format_tick, value_range
-from fedsieve.report.html.elements import Html, downsample, element
+from fedsieve.report.html.elements import Html, PageLimits, TableData, downsample, element, figure
 
 WIDTH, HEIGHT = 480, 270
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 16, 44
@@ -50,7 +50,7 @@ class Axes(NamedTuple):
     log_y: bool = False
     include_zero: bool = False
     interactive: bool = True
-    """whether the pointer reads the numbers below the chart, row by row"""
+    """whether the page shows the numbers of the table at the pointer"""
 
 
 def line_chart(
@@ -62,52 +62,68 @@ def line_chart(
     pareto_path: Sequence[tuple[float, float]] = (),
     max_points: int = 400,
 ) -> Html:
-    """Curves over a shared axis. `across` are horizontal references, `down` vertical ones, `front` a dashed path through points."""
+    """Return curves over a shared axis, with reference lines, and a dashed path along the Pareto front."""
     xs = [v for line in lines for v in line.x]
     ys = [v for line in lines for v in (*line.y, *line.low, *line.high) if v is not None and (v > 0 or not axes.log_y)]
     x = AxisScale(*value_range(xs), LEFT, WIDTH - RIGHT, axes.log_x and min(xs, default=0) > 0)
     low, high = value_range([*ys, *(mark.value for mark in horizontal_marks)], include_zero=axes.include_zero)
     margin = 0 if axes.log_y else 0.04 * (high - low)
     y = AxisScale(low if axes.include_zero and low == 0 else low - margin, high + margin, HEIGHT - BOTTOM, TOP, axes.log_y)
-    drawn = [_axes_svg(x, y, axes)]
-    drawn += [f'<path class="ref" d="M{LEFT},{y(mark.value):.1f}H{WIDTH - RIGHT}"/>' for mark in horizontal_marks]
-    drawn += [f'<path class="ref" d="M{x(mark.value):.1f},{TOP}V{HEIGHT - BOTTOM}"/>' for mark in vertical_marks]
-    drawn += [_curve_svg(line, i, x, y, max_points) for i, line in enumerate(lines)]
+    shapes = [_axes_svg(x, y, axes)]
+    shapes += [f'<path class="ref" d="M{LEFT},{y(mark.value):.1f}H{WIDTH - RIGHT}"/>' for mark in horizontal_marks]
+    shapes += [f'<path class="ref" d="M{x(mark.value):.1f},{TOP}V{HEIGHT - BOTTOM}"/>' for mark in vertical_marks]
+    shapes += [_curve_svg(line, i, x, y, max_points) for i, line in enumerate(lines)]
     for mark in horizontal_marks:
-        drawn.append(f'<text class="ref" x="{WIDTH - RIGHT}" y="{y(mark.value) - 5:.1f}" text-anchor="end">{escape(mark.label)}</text>')
+        shapes.append(f'<text class="ref" x="{WIDTH - RIGHT}" y="{y(mark.value) - 5:.1f}" text-anchor="end">{escape(mark.label)}</text>')
     for i, mark in enumerate(vertical_marks):
         anchor, gap = ("end", -5) if x(mark.value) > 0.7 * WIDTH else ("start", 5)
-        place = f'x="{x(mark.value) + gap:.1f}" y="{TOP + 14 + 16 * i}" text-anchor="{anchor}"'
-        drawn.append(f'<text class="ref" {place}>{escape(mark.label)}</text>')
+        position = f'x="{x(mark.value) + gap:.1f}" y="{TOP + 14 + 16 * i}" text-anchor="{anchor}"'
+        shapes.append(f'<text class="ref" {position}>{escape(mark.label)}</text>')
     if pareto_path:
-        drawn.append(f'<path class="ref front" d="M{"L".join(f"{x(a):.1f},{y(b):.1f}" for a, b in pareto_path)}"/>')
-    kind = "log" if x.is_log else "linear"
-    asked = f' tabindex="0" data-x0="{x.low:.9g}" data-x1="{x.high:.9g}" data-scale="{kind}"' if axes.interactive else ""
-    alternative = f"{axes.y_label} against {axes.x_label}: {', '.join(line.name for line in lines)}"
+        shapes.append(f'<path class="ref front" d="M{"L".join(f"{x(a):.1f},{y(b):.1f}" for a, b in pareto_path)}"/>')
+    scale = "log" if x.is_log else "linear"
+    attributes = f' tabindex="0" data-x0="{x.low:.9g}" data-x1="{x.high:.9g}" data-scale="{scale}"' if axes.interactive else ""
     names = [line.name for line in lines]
-    shapes = any(line.has_end_marker for line in lines)
-    return Html(
-        (legend(names, markers=shapes) if len(names) > 1 or shapes else "") + svg_element("".join(drawn), alternative, attributes=asked)
-    )
+    has_markers = any(line.has_end_marker for line in lines)
+    alt_text = f"{axes.y_label} against {axes.x_label}: {', '.join(names)}"
+    chart = svg_element("".join(shapes), alt_text, attributes=attributes)
+    return Html((legend(names, markers=has_markers) if len(names) > 1 or has_markers else "") + chart)
+
+
+def curve_figure(
+    title: str,
+    description: str,
+    x: Sequence[float],
+    columns: Mapping[str, Sequence[Any]],
+    axes: Axes,
+    limits: PageLimits,
+    *,
+    curves: Mapping[str, Sequence[float | None]] | None = None,
+    horizontal_marks: Sequence[Mark] = (),
+    vertical_marks: Sequence[Mark] = (),
+) -> Html:
+    """Return the figure of `curves` (default: the columns) over `x`, with a table of the columns."""
+    lines = [Line(name, x, values) for name, values in (curves or columns).items()]
+    chart = line_chart(lines, axes, horizontal_marks=horizontal_marks, vertical_marks=vertical_marks, max_points=limits.max_points)
+    rows = list(zip(x, *columns.values(), strict=True))
+    return figure(title, description, chart, TableData(title, [axes.x_label, *columns], rows), limits)
 
 
 def _curve_svg(line: Line, index: int, x: AxisScale, y: AxisScale, max_points: int) -> str:
     colour = f"s{index % NUM_COLOURS}"
     out = ""
     if line.low:
-        whole = downsample(
-            [p for p in zip(line.x, line.low, line.high, strict=True) if _is_drawable(p[1], y) and _is_drawable(p[2], y)], max_points
-        )
-        if whole:
-            outline = [(a, low) for a, low, _ in whole] + [(a, high) for a, _, high in reversed(whole)]
+        band = [p for p in zip(line.x, line.low, line.high, strict=True) if _is_drawable(p[1], y) and _is_drawable(p[2], y)]
+        if band := downsample(band, max_points):
+            outline = [(a, low) for a, low, _ in band] + [(a, high) for a, _, high in reversed(band)]
             out += f'<path class="band {colour}" d="M{"L".join(f"{x(a):.1f},{y(b):.1f}" for a, b in outline)}z"/>'
-    there = downsample([(a, b) for a, b in zip(line.x, line.y, strict=True) if _is_drawable(b, y)], max_points)
-    if not there:
+    points = downsample([(a, b) for a, b in zip(line.x, line.y, strict=True) if _is_drawable(b, y)], max_points)
+    if not points:
         return out
-    path = "L".join(f"{x(a):.1f},{y(b):.1f}" for a, b in there)
-    out += f'<path class="line {colour} d{index % NUM_COLOURS}" d="M{path}{"h.1" if len(there) == 1 else ""}"/>'
+    path = "L".join(f"{x(a):.1f},{y(b):.1f}" for a, b in points)
+    out += f'<path class="line {colour} d{index % NUM_COLOURS}" d="M{path}{"h.1" if len(points) == 1 else ""}"/>'
     if line.has_end_marker:
-        a, b = there[-1]
+        a, b = points[-1]
         hint = f"<title>{escape(line.name)}: {b:.5g} at {a:.5g}</title>"
         shape = MARKER_SHAPES[index % len(MARKER_SHAPES)]
         out += f'<path class="dot {colour}" transform="translate({x(a):.1f},{y(b):.1f})" d="{shape}">{hint}</path>'
@@ -145,7 +161,7 @@ def svg_element(content: str, alt_text: str, *, height: int = HEIGHT, attributes
 
 
 def legend(names: Sequence[str], *, filled: bool = False, markers: bool = False) -> Html:
-    """Return the legend."""
+    """Return the legend of lines, or of filled areas."""
     items = []
     for i, name in enumerate(names):
         colour = f"s{i % NUM_COLOURS}"
@@ -161,40 +177,40 @@ def legend(names: Sequence[str], *, filled: bool = False, markers: bool = False)
 def column_chart(values: Sequence[float], x_range: tuple[float, float], axes: Axes, colour: int = 0) -> Html:
     """Return a column chart over [low, high]; a logarithmic axis starts at one half."""
     x = AxisScale(*x_range, LEFT, WIDTH - RIGHT)
-    least = 0.5 if axes.log_y else 0.0
-    y = AxisScale(least, max([*values, 1.0 if axes.log_y else 1e-12]) * 1.05, HEIGHT - BOTTOM, TOP, axes.log_y)
-    wide = (WIDTH - RIGHT - LEFT) / max(len(values), 1)
+    base = 0.5 if axes.log_y else 0.0
+    y = AxisScale(base, max([*values, 1.0 if axes.log_y else 1e-12]) * 1.05, HEIGHT - BOTTOM, TOP, axes.log_y)
+    width = (WIDTH - RIGHT - LEFT) / max(len(values), 1)
     path = "".join(
-        f"M{LEFT + i * wide:.2f},{HEIGHT - BOTTOM}V{y(value):.1f}h{wide * (0.9 if wide > 3 else 1):.2f}V{HEIGHT - BOTTOM}z"
+        f"M{LEFT + i * width:.2f},{HEIGHT - BOTTOM}V{y(value):.1f}h{width * (0.9 if width > 3 else 1):.2f}V{HEIGHT - BOTTOM}z"
         for i, value in enumerate(values)
-        if value > least
+        if value > base
     )
     return svg_element(_axes_svg(x, y, axes) + f'<path class="fill s{colour}" d="{path}"/>', f"{axes.y_label} against {axes.x_label}")
 
 
 def stacked_bar_chart(bars: Sequence[tuple[str, Sequence[float]]], parts: Sequence[str], alt_text: str) -> Html:
     """Return stacked horizontal bars of bytes with their sums."""
-    most = max((sum(values) for _, values in bars), default=0) or 1.0
-    x = AxisScale(0, most, 0, WIDTH - 78)
+    largest = max((sum(values) for _, values in bars), default=0) or 1.0
+    x = AxisScale(0, largest, 0, WIDTH - 78)
     out = []
     for row, (name, values) in enumerate(bars):
         top = 18 + row * 44
         out.append(f'<text x="0" y="{top}">{escape(name)}</text>')
-        at = 0.0
+        total = 0.0
         for i, value in enumerate(values):
             if value > 0:
                 hint = f"<title>{escape(name)}, {escape(parts[i])}: {format_bytes(value)}</title>"
-                out.append(f'<rect class="fill s{i}" x="{x(at):.1f}" y="{top + 5}" width="{x(value):.2f}" height="16">{hint}</rect>')
-            at += value
-        out.append(f'<text x="{x(at) + 6:.1f}" y="{top + 18}">{format_bytes(at)}</text>')
-    drawing = svg_element("".join(out), alt_text, height=18 + 44 * len(bars))
-    return Html((legend(parts, filled=True) if len(parts) > 1 else "") + drawing)
+                out.append(f'<rect class="fill s{i}" x="{x(total):.1f}" y="{top + 5}" width="{x(value):.2f}" height="16">{hint}</rect>')
+            total += value
+        out.append(f'<text x="{x(total) + 6:.1f}" y="{top + 18}">{format_bytes(total)}</text>')
+    chart = svg_element("".join(out), alt_text, height=18 + 44 * len(bars))
+    return Html((legend(parts, filled=True) if len(parts) > 1 else "") + chart)
 
 
 def image_chart(uri: str, x_axis: tuple[str, float, float], y_axis: tuple[str, float, float], alt_text: str) -> Html:
     """Return an image with axes, its first row on top; an axis is (name, first, last)."""
-    across = AxisScale(x_axis[1], x_axis[2], LEFT, WIDTH - RIGHT)
-    downwards = AxisScale(y_axis[1], y_axis[2], HEIGHT - BOTTOM, TOP)
-    stretched = f'width="{WIDTH - RIGHT - LEFT}" height="{HEIGHT - BOTTOM - TOP}" preserveAspectRatio="none"'
-    picture = f'<image href="{uri}" x="{LEFT}" y="{TOP}" {stretched}/>'
-    return svg_element(_axes_svg(across, downwards, Axes(x_axis[0], y_axis[0])) + picture, alt_text)
+    x = AxisScale(x_axis[1], x_axis[2], LEFT, WIDTH - RIGHT)
+    y = AxisScale(y_axis[1], y_axis[2], HEIGHT - BOTTOM, TOP)
+    size = f'width="{WIDTH - RIGHT - LEFT}" height="{HEIGHT - BOTTOM - TOP}" preserveAspectRatio="none"'
+    image = f'<image href="{uri}" x="{LEFT}" y="{TOP}" {size}/>'
+    return svg_element(_axes_svg(x, y, Axes(x_axis[0], y_axis[0])) + image, alt_text)
