@@ -136,7 +136,7 @@ def test_memory_feeds_back_what_rounding_and_selection_dropped():
     torch.testing.assert_close(after.theta, server.theta)
 
 
-def test_what_a_client_of_fed_iter_ht_dropped_is_a_zero_and_elsewhere_silence_is_no_change():
+def test_a_dropped_weight_is_zero_in_fed_iter_ht_and_unchanged_elsewhere():
     noise = server_sampler(0, 0, 0, torch.float32)
     packet = sparse_packet(torch.tensor([0, 2]), {"theta": torch.tensor([5.0, 0, 3.0, 0])}, 32, noise)
     reply = Reply(0, sparse_packet(torch.tensor([1, 2]), {"theta": torch.tensor([0, 1.0, 3.0, 0])}, 32, noise), 1)

@@ -143,7 +143,7 @@ def test_gates_that_cool_in_few_rounds_do_not_outrun_the_dual(dual, rounds, step
     assert open_gates == pytest.approx(1.0, rel=0.11)  # ten weights stay, or one more or fewer
 
 
-def test_the_natural_multiplier_is_taken_from_log_alpha_and_does_not_weigh_on_its_gradient_too():
+def test_the_natural_multiplier_shifts_log_alpha_and_adds_no_gradient():
     flops = Flops(density=0.25, dual_update=DualUpdate.MIRROR, gate_rate=0.2, bits=32)
     server, still = server_for(flops), torch.zeros(12)
     replies = [Reply(0, dense_packet({"gradient": still, "gate_gradient": still}, 32, draw()), 1)]
@@ -172,7 +172,7 @@ def test_a_natural_rate_that_cannot_converge_is_refused():
         Flops(dual_update=DualUpdate.MIRROR, dual_rate=2.0)
 
 
-def test_gates_are_cooled_a_thousandfold_after_a_falling_target_is_reached_and_never_on_a_constant_one():
+def test_gates_are_cooled_only_after_a_falling_target_is_reached():
     falling = Flops(dual_update=DualUpdate.MIRROR, density_schedule=DensitySchedule.CUBIC, anneal_end=0.5)
     assert [falling.cooling_factor(Clock(now, 10)) for now in range(5)] == [1.0] * 5
     assert prod(falling.cooling_factor(Clock(now, 10)) for now in range(10)) == pytest.approx(1000)

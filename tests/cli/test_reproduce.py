@@ -126,7 +126,7 @@ EVERY = {"sieve", "flops", "flops-pa"}
         (ScaleName.PAPER, "rcv1", EVERY),
     ],
 )
-def test_the_constraint_is_watched_on_real_data_at_all_five_densities_from_both_starts(scale, task, methods):
+def test_the_constraint_study_has_all_densities_and_both_starts_on_real_data(scale, task, methods):
     cells = [cell.label for cell in BUILDERS["constraint"](SCALES[scale]).conditions if cell.label["task"] == task]
     found = {(label["algorithm"], label["target"], label["start"]) for label in cells}
     assert found == {(m, d, s) for m in methods for d in (0.5, 0.2, 0.05, 0.01, 0.005) for s in ("dense", "sparse")}

@@ -37,7 +37,7 @@ def test_the_riemannian_mean_of_equal_vectors_is_that_vector():
     torch.testing.assert_close(riemannian_mean(v.expand(3, -1), client_weights(EXAMPLES, ClientWeighting.RIEMANNIAN, torch.float64)), v)
 
 
-def test_the_riemannian_mean_of_two_vectors_lies_on_their_great_circle_at_the_weighted_angle():
+def test_the_riemannian_mean_of_two_vectors_is_at_the_weighted_angle():
     a, b = torch.tensor([2.0, 0.0], dtype=torch.float64), torch.tensor([0.0, 4.0], dtype=torch.float64)
     found = riemannian_mean(torch.stack([a, b]), torch.tensor([0.75, 0.25], dtype=torch.float64))
     angle = torch.tensor(0.25 * torch.pi / 2, dtype=torch.float64)

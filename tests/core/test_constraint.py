@@ -44,7 +44,7 @@ def charged(phi, density, rate, steps):
 
 @pytest.mark.parametrize("density", [0.5, 0.05, 0.005])
 @pytest.mark.parametrize("start", [4.0, -4.0])
-def test_natural_steps_come_to_the_exact_shift_without_overshooting_whatever_the_target(density, start):
+def test_natural_steps_converge_to_the_exact_shift_without_overshooting(density, start):
     phi = 2 * log_alpha(2000) + start
     found, gaps = charged(phi, density, 1.0, 200)
     assert abs(gaps[-1]) < 1e-9
@@ -94,7 +94,7 @@ def test_the_exact_shift_reaches_gates_that_were_cooled_far_beyond_their_limits(
     assert int((active_probability(SHAPE, moved) > 0.5).sum()) == 50
 
 
-def test_the_exact_shift_opens_gates_that_are_too_few_and_leaves_a_tight_constraint_alone():
+def test_the_exact_shift_opens_too_few_gates_and_keeps_a_tight_constraint():
     phi = torch.full((10,), -6.0, dtype=torch.float64)
     moved = constraint.shift_log_alpha(phi, constraint.bisect_shift(SHAPE, phi, 0.5))
     assert float(active_probability(SHAPE, moved).mean()) == pytest.approx(0.5)

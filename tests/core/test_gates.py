@@ -41,20 +41,20 @@ def test_the_slope_is_the_derivative_that_autograd_finds():
     assert (found.derivative[(found.value == 0) | (found.value == 1)] == 0).all()
 
 
-def test_the_median_gate_is_closed_exactly_where_a_gate_is_open_less_than_half_the_time():
+def test_the_median_gate_is_closed_iff_the_gate_is_open_less_than_half_the_time():
     closed = gates.compute_test_gates(SHAPE, LOG_ALPHA) == 0
     assert torch.equal(closed, gates.active_probability(SHAPE, LOG_ALPHA) < 0.5)
     assert closed.any() and not closed.all()
 
 
-def test_the_median_gate_is_the_sample_at_half_noise_and_the_plain_gate_has_no_temperature():
+def test_the_median_gate_is_the_sample_at_half_noise():
     half = gates.sample(SHAPE, LOG_ALPHA, torch.full_like(LOG_ALPHA, 0.5)).value
     torch.testing.assert_close(gates.compute_test_gates(SHAPE, LOG_ALPHA), half)
     plain = torch.clamp(torch.sigmoid(LOG_ALPHA) * 1.2 - 0.1, 0, 1)
     torch.testing.assert_close(gates.compute_test_gates(SHAPE, LOG_ALPHA, GateAtTest.NO_TEMPERATURE), plain)
 
 
-def test_the_exact_inverse_undoes_the_median_gate_where_it_is_neither_open_nor_closed():
+def test_the_exact_inverse_inverts_median_gates_between_zero_and_one():
     inside = torch.linspace(-1.5, 1.5, 11, dtype=torch.float64)
     torch.testing.assert_close(gates.exact_inverse(SHAPE, gates.compute_test_gates(SHAPE, inside)), inside)
     assert gates.exact_inverse(SHAPE, torch.tensor([0.0, 1.0])).abs().max() < 1.59

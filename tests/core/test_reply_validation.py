@@ -95,7 +95,7 @@ def test_a_second_reply_and_one_of_a_client_that_was_not_asked_are_rejected():
     assert rejected.keys() == {0, 7, 99}
 
 
-def test_a_difference_far_longer_than_the_cohorts_median_and_than_the_model_is_rejected():
+def test_an_update_far_longer_than_the_median_and_the_model_is_rejected():
     replies = [Reply(client, moved_by(step), 5) for client, step in enumerate((0.1, 0.1, 0.1, 0.6, 5.0))]
     assert screen(replies, max_norm_ratio=5.0)[0] == [0, 1, 2, 3]
     assert screen(replies, max_norm_ratio=100.0)[0] == [0, 1, 2, 3, 4]

@@ -67,7 +67,7 @@ def test_smoothness_of_one_row_batches_is_that_of_the_worst_row():
 
 
 @pytest.mark.parametrize("kept", [[3, 60, 149], range(150)])
-def test_a_model_predicts_what_the_dense_product_says_however_few_its_weights_and_rows_are_held(kept):
+def test_predictions_equal_the_dense_product_in_every_representation(kept):
     objective = Linear(loss=Loss.SOFTMAX, num_features=50, num_outputs=3)
     theta = torch.zeros(150, dtype=torch.float64)
     theta[list(kept)] = torch.linspace(-2.0, 1.0, len(kept), dtype=torch.float64)

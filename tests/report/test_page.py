@@ -118,7 +118,7 @@ def test_the_clients_are_those_of_the_run(runs):
     assert sum(int(line[2]) for line in body) == sum(len(row["cohort"]) for row in rows)
 
 
-def test_the_density_is_drawn_with_the_round_in_which_the_method_changes_what_it_does(runs):
+def test_the_density_chart_marks_the_round_in_which_the_algorithm_changes(runs):
     """FLoPS-PA here scales from the first round on: nothing changes."""
     pages = {kind: (runs / kind / "report.html").read_text() for kind in ("lr", "mc", "dense")}
     assert {kind: ("search ends" in text, "prune start" in text) for kind, text in pages.items()} == {
@@ -129,7 +129,7 @@ def test_the_density_is_drawn_with_the_round_in_which_the_method_changes_what_it
 
 
 @pytest.mark.parametrize(("sent", "drawn"), [(0.3, True), (0.1000001, False)])
-def test_the_density_of_messages_is_drawn_as_they_were_sent_where_it_is_not_the_models(runs, tmp_path, sent, drawn):
+def test_the_density_of_messages_is_drawn_if_it_differs_from_the_target(runs, tmp_path, sent, drawn):
     place = tmp_path / "run"
     shutil.copytree(runs / "lr", place)
     first, *rest = run_directory.read_metrics(place)

@@ -38,7 +38,7 @@ def test_without_noise_short_differences_are_averaged_over_the_cohort_asked_for(
 
 
 @pytest.mark.parametrize("size", [0.1, 10.0, 1e6])
-def test_one_client_in_the_place_of_another_changes_the_mean_by_no_more_than_its_sensitivity(size):
+def test_replacing_one_client_changes_the_mean_by_at_most_the_sensitivity(size):
     each = {"theta": vectors(size=size), "gate": 3 * vectors(size=size)}
     other = {"theta": -1e3 * vectors(1, 30)[0], "gate": 1e3 * vectors(1, 30)[0]}
     noise = quiet(clip=0.5, gate_clip=2.0)

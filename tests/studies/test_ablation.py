@@ -13,7 +13,7 @@ from fedsieve.studies.results import DEFAULT_VARIANT
 from fedsieve.studies.scale import SCALES, ScaleName
 
 
-def test_every_variant_departs_from_sieve_as_it_comes_in_what_its_part_names_and_nowhere_else():
+def test_every_variant_differs_from_the_default_only_in_its_named_options():
     cells = ablation_study(SCALES[ScaleName.SHORT]).conditions
     assert {cell.label["task"] for cell in cells} == {"lr", "lg", "mc", "mnist", "emnist", "rcv1"}
     whole = {
@@ -47,7 +47,7 @@ def test_a_variant_is_compared_on_the_seeds_that_both_finished():
     assert other["finished"] == "2/3" and other["bytes"]["mean"] == 100
 
 
-def test_where_no_support_is_true_the_table_has_no_tdr_and_gains_and_failures_are_drawn(tmp_path):
+def test_without_a_true_support_the_table_has_no_tdr_and_failures_are_drawn(tmp_path):
     rows = [row(DEFAULT_VARIANT, 0, 0.9), row("no polishing", 0, 1.2), row("eight bits", 0, 0.5), row("support frozen", 0, None, "failed")]
     rows[0]["state"], rows[0]["metric"] = "failed", None  # a run that broke off before it was set up
     assert report.draw([*rows, row(DEFAULT_VARIANT, 1, 0.9), row("no polishing", 1, 1.2)], tmp_path)[0].exists()
