@@ -93,7 +93,7 @@ def test_fed_ht_thresholds_at_the_server_only():
     torch.testing.assert_close(method.parameters(server), hard(theta))
 
 
-def test_fed_round_ht_thresholds_once_a_round_and_remembers_what_it_left_out():
+def test_fed_round_ht_thresholds_once_per_round_and_keeps_the_residual():
     _method, server = play("fed-round-ht", residual_decay=0.5)
     theta = start()
     for _ in range(3):

@@ -162,7 +162,7 @@ def test_a_step_of_the_dual_is_refused_where_there_is_none(dual):
 
 
 @pytest.mark.parametrize("dual", [DualUpdate.MIRROR, DualUpdate.BISECTION, DualUpdate.OFF])
-def test_how_a_multiplier_weighs_on_gates_is_refused_where_none_does(dual):
+def test_the_scale_of_the_constraint_is_refused_without_a_multiplier(dual):
     with pytest.raises(ValueError, match=f"dual-update {dual} uses none"):
         Flops(dual_update=dual, constraint_scale=ConstraintScale.MEAN)
 

@@ -68,7 +68,7 @@ def test_receiving_undoes_sending_at_the_support(message):
 
 @pytest.mark.parametrize("rule", StepRule)
 @pytest.mark.parametrize("kind", GateNoise)
-def test_a_clip_that_nobody_reaches_changes_no_bit_of_a_step(kind, rule):
+def test_a_clip_above_all_norms_changes_no_bit_of_a_step(kind, rule):
     """A step along the gradient as it is, and one with all options looked at."""
     weights, log_alpha = state()
     g = torch.Generator().manual_seed(4)
@@ -98,7 +98,7 @@ def test_the_server_averages_theta_and_z_and_divides():
     torch.testing.assert_close(after.log_alpha, method.log_alpha_from(z))
 
 
-def test_what_a_broadcast_leaves_out_is_remembered_at_the_server():
+def test_the_server_keeps_the_residual_of_its_broadcast():
     method = replace(PLAIN, residual_decay=0.9, dual_update=DualUpdate.OFF)
     weights = torch.linspace(1, 40, 40, dtype=torch.float64)
     server = method.init(OBJECTIVE.layout, weights, noise())
@@ -114,7 +114,7 @@ def test_the_rest_gate_never_locks_the_support():
     assert float(packet.scalars["default_gate"][0]) == pytest.approx(PLAIN.min_default_gate)
 
 
-def test_the_multiplier_travels_down_only_while_it_is_ascended():
+def test_the_multiplier_is_broadcast_only_while_it_is_ascended():
     server = PLAIN.init(OBJECTIVE.layout, torch.ones(40, dtype=torch.float64), noise())
     for dual in (DualUpdate.ASCENT, DualUpdate.BISECTION, DualUpdate.OFF):
         sent = replace(PLAIN, dual_update=dual).broadcast(server, CLOCK, noise()).scalars

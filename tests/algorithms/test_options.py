@@ -67,7 +67,7 @@ def outcome(method, **options):
 
 @pytest.mark.usefixtures("few_test_rows")
 @pytest.mark.parametrize("method", ALGORITHMS)
-def test_every_shared_option_a_method_offers_changes_its_run(method):
+def test_every_shared_option_of_an_algorithm_changes_its_run(method):
     cls = algorithm_class(method)
     assert BaseAlgorithm.option_names() - {"sparsity_allocation"} == OTHER.keys()  # budgets need several layers
     known = {}
@@ -84,7 +84,7 @@ def test_every_shared_option_a_method_offers_changes_its_run(method):
 
 
 @pytest.mark.parametrize("method", ALGORITHMS)
-def test_what_a_method_does_not_offer_it_refuses(method):
+def test_an_algorithm_refuses_options_it_does_not_have(method):
     cls = algorithm_class(method)
     for name in cls.unsupported_options:
         around, value = OTHER[name]
@@ -93,6 +93,6 @@ def test_what_a_method_does_not_offer_it_refuses(method):
             cls(**around, **{name: DensitySchedule.CUBIC if value is None else value})
 
 
-def test_compare_refuses_an_option_that_no_method_has(capsys):
+def test_compare_refuses_an_option_that_no_algorithm_has(capsys):
     assert main(["compare", "--algorithms", "fed-sgd,fed-avg", "--algorithm.warmup", "3"]) == 2
     assert "--algorithm.warmup has no effect on fed-sgd or fed-avg; leave it out" in capsys.readouterr().err

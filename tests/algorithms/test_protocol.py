@@ -79,14 +79,14 @@ SHARED = (
     [(name, fields) for fields in SHARED for name in ALGORITHMS if fields.keys() <= algorithm_class(name).option_names()],
     ids=str,
 )
-def test_options_are_nobodys_privilege(method, fields):
+def test_shared_options_are_accepted_by_every_algorithm(method, fields):
     _, steps = train(method, rounds=3, **{"num_batches": 4, **fields})
     assert torch.isfinite(steps[-1].parameters).all()
     assert int((steps[-1].parameters != 0).sum()) == 5
 
 
 @pytest.mark.parametrize("method", ALGORITHMS)
-def test_every_method_runs_centrally_centred_and_tuned_at_the_server(method):
+def test_every_algorithm_runs_centrally_centred_and_tuned_at_the_server(method):
     for federation in (
         FederationConfig(clients=10, participation=0.4, center_features=True),
         FederationConfig(clients=10, participation=0.4, server_examples=20),
@@ -99,14 +99,14 @@ def test_every_method_runs_centrally_centred_and_tuned_at_the_server(method):
 
 @pytest.mark.parametrize("method", ALGORITHMS)
 @pytest.mark.parametrize("task", ["lr", "lg", "mc"])
-def test_no_method_needs_a_hand_set_rate_under_a_strong_shift(method, task):
+def test_default_rates_work_under_a_strong_shift(method, task):
     data = Synthetic(num_examples=300, num_features=50, num_classes=3, true_density=0.1, shift=Shift.SCALAR, shift_scale=3.0)
     _run, steps = train(method, task, data=data, federation=FederationConfig(clients=30, participation=0.2, alpha=0.3), rounds=8)
     assert torch.isfinite(steps[-1].parameters).all()
     assert steps[-1].parameters.abs().max() < 50
 
 
-def test_server_rows_cost_no_bytes():
+def test_server_examples_cost_no_bytes():
     _, plain = train("fed-avg")
     _, tuned = train("fed-avg", federation=FederationConfig(clients=10, participation=0.4, server_examples=20))
     assert plain[-1].metrics["bytes_up"] == tuned[-1].metrics["bytes_up"]

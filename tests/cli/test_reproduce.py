@@ -206,7 +206,7 @@ def test_bytes_and_rounds_are_compared():
     assert judged(57, convergence=rows).verdict == "held"
 
 
-def test_other_claims_on_rows_made_by_hand():
+def test_other_claims_on_constructed_rows():
     starts = [
         row({"task": "lr", "algorithm": "flops", "start": s, "r": 0.5, "prune start": 0.5}, r2=v) for s, v in ((0.2, 0.6), (0.95, 0.95))
     ]

@@ -236,7 +236,7 @@ def test_divergence_is_said_and_what_there_is_is_kept(step_rule, capsys, tmp_pat
     assert not (tmp_path / "lost" / "model.safetensors").exists()
 
 
-def test_a_folder_nobody_can_write_is_refused(capsys, tmp_path):
+def test_a_read_only_folder_is_refused(capsys, tmp_path):
     (tmp_path / "a-file").write_text("kept")
     assert main(["train", "--quiet", *QUICK, "--out", "a-file/run"]) == 2
     assert "cannot write a run into a-file/run" in capsys.readouterr().err

@@ -20,7 +20,7 @@ def test_weights_of_a_cohort_add_up_to_one(kind):
     assert float(client_weights(EXAMPLES, kind, torch.float64).sum()) == pytest.approx(1)
 
 
-def test_the_weightings_are_what_they_are_called():
+def test_client_weights_follow_their_definitions():
     assert client_weights(EXAMPLES, ClientWeighting.EXAMPLES, torch.float64).tolist() == pytest.approx([0.05, 0.2, 0.75])
     assert client_weights(EXAMPLES, ClientWeighting.UNIFORM, torch.float64).tolist() == pytest.approx([1 / 3] * 3)
     roots = torch.tensor(EXAMPLES, dtype=torch.float64).sqrt()
@@ -55,7 +55,7 @@ def test_the_riemannian_mean_cancels_all_pulls_on_the_sphere():
     assert pull.norm() < 1e-9
 
 
-def test_a_client_that_sends_zeros_has_no_direction_and_no_say_in_it():
+def test_a_zero_vector_does_not_influence_the_riemannian_direction():
     v = vectors(1)[0]
     found = riemannian_mean(torch.stack([v, torch.zeros_like(v)]), torch.tensor([0.5, 0.5], dtype=torch.float64))
     torch.testing.assert_close(found, v / 2)
@@ -81,7 +81,7 @@ def test_the_trimmed_mean_of_equal_weights_is_scipys(k, trim):
 
 
 @pytest.mark.parametrize("counts", [[1, 2, 3, 4], [5, 1, 1, 1], [2, 2, 3, 3]])
-def test_a_weight_counts_like_so_many_clients(counts):
+def test_a_weight_counts_like_that_many_clients(counts):
     """Weighted by n_k, or each client n_k times: the same."""
     each = vectors(4)
     many = each.repeat_interleave(torch.tensor(counts), dim=0)
@@ -127,7 +127,7 @@ def test_clients_that_agree_are_believed_however_few(kind, k):
 
 @pytest.mark.parametrize("kind", ROBUST)
 @pytest.mark.parametrize("size", [10.0, 1e3, 1e30])
-def test_three_hostile_clients_of_ten_cannot_move_a_robust_mean_far(kind, size):
+def test_three_malicious_clients_of_ten_cannot_move_a_robust_mean_far(kind, size):
     """Breakdown: however far they go, the mean stays among the honest replies; the weighted mean goes with them."""
     honest = 1 + 0.1 * vectors(7)
     hostile = torch.full((3, 20), -size, dtype=torch.float64)
@@ -137,7 +137,7 @@ def test_three_hostile_clients_of_ten_cannot_move_a_robust_mean_far(kind, size):
 
 
 @pytest.mark.parametrize("kind", [Aggregator.MEDIAN, Aggregator.GEOMETRIC_MEDIAN])
-def test_beyond_half_of_the_weight_no_mean_can_hold(kind):
+def test_no_aggregator_is_robust_to_a_malicious_majority(kind):
     each = torch.cat((vectors(4), torch.full((5, 20), 1e6, dtype=torch.float64)))
     assert robust_aggregate({"theta": each}, uniform(9), kind, 0.3)["theta"].min() > 1e5
 
@@ -149,7 +149,7 @@ def test_beyond_what_it_tolerates_the_trimmed_mean_does_not_hold():
 
 
 @pytest.mark.parametrize("kind", ROBUST)
-def test_coordinates_nobody_speaks_of_do_not_move_and_do_not_matter(kind):
+def test_coordinates_absent_from_all_replies_do_not_move(kind):
     narrow = vectors(5, 6)
     wide = torch.zeros(5, 20, dtype=torch.float64)
     wide[:, 3:9] = narrow

@@ -71,7 +71,7 @@ def test_cooling_multiplies_the_logit_of_the_open_probability():
     assert constraint.cool(SHAPE, phi, 1.0) is phi
 
 
-def test_gates_that_matter_alike_part_when_cooled_under_a_tight_constraint():
+def test_cooling_separates_equal_gates_under_a_tight_constraint():
     phi = 0.1 * log_alpha(1000)
     for _ in range(24):
         phi = constraint.cool(SHAPE, phi, 2.0)
@@ -101,7 +101,7 @@ def test_the_exact_shift_opens_too_few_gates_and_keeps_a_tight_constraint():
     assert float(constraint.bisect_shift(SHAPE, moved, 0.5)) == pytest.approx(0.0, abs=1e-9)
 
 
-def test_two_values_with_shares_are_shifted_like_all_the_gates_they_stand_for():
+def test_two_weighted_gates_are_shifted_like_all_gates_of_their_value():
     phi = torch.tensor([3.0] * 20 + [-1.0] * 80, dtype=torch.float64)
     two, shares = torch.tensor([3.0, -1.0], dtype=torch.float64), torch.tensor([0.2, 0.8], dtype=torch.float64)
     assert float(constraint.bisect_shift(SHAPE, two, 0.1, shares)) == pytest.approx(float(constraint.bisect_shift(SHAPE, phi, 0.1)))

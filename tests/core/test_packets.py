@@ -60,7 +60,7 @@ def test_gates_are_sent_as_255ths_and_their_ends_are_exact():
     assert decoded[0] == 0 and decoded[2] == 1 and abs(decoded[1] - 0.3) < 1 / 255
 
 
-def test_a_silent_coordinate_takes_the_rest_value_of_its_own_client():
+def test_an_absent_coordinate_has_the_default_value_of_its_client():
     support = torch.tensor([[1], [2]])
     packet = packets.sparse_packet(support, {"theta": vectors(2, 4)}, 32, draw(2))
     full = packet.field_dense("theta", torch.float64, torch.tensor([0.5, 0.25]))
@@ -75,7 +75,7 @@ def test_one_packet_of_a_stack_is_the_packet_of_that_client_alone():
     assert torch.equal(stack.unstack()[2].field_dense("theta", torch.float64), alone.unstack()[0].field_dense("theta", torch.float64))
 
 
-def test_a_part_lies_over_a_background_which_shows_where_it_is_silent():
+def test_absent_coordinates_have_the_value_of_the_background():
     under, support, silent = torch.arange(10.0).double(), torch.tensor([[2, 7], [0, 1]]), torch.ones(2, 10, dtype=torch.bool)
     silent = silent.scatter(1, support, False)
     values = vectors(2, 2)

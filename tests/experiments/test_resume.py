@@ -167,7 +167,7 @@ def test_the_settings_file_a_run_began_with_may_be_named_again(tmp_path, capsys)
 
 
 @pytest.mark.parametrize("name", ["whole", "half"])
-def test_more_rounds_go_on_from_where_the_run_stands(name, made, tmp_path):
+def test_more_rounds_continue_from_the_last_round(name, made, tmp_path):
     shutil.copytree(made / name, tmp_path / "half")
     before = run_directory.read_metrics(tmp_path / "half")
     assert train("--resume", "half", "--rounds", "9", "--quiet") == 0

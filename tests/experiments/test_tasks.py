@@ -39,14 +39,14 @@ def test_every_real_task_trains_on_a_stand_in(task):
 
 
 @pytest.mark.parametrize("method", ALGORITHMS)
-def test_networks_get_budgets_and_a_schedule_with_every_method(method):
+def test_networks_get_budgets_and_a_schedule_with_every_algorithm(method):
     cls = algorithm_class(method)
     settings = default_options(TASKS["mnist-cnn"], cls, None)
     assert settings["sparsity_allocation"].value == "erk"
     assert "density_schedule" not in cls.option_names() or cls(**settings).density_schedule is DensitySchedule.CUBIC
 
 
-def test_validation_rows_are_a_tenth_of_each_clients_own():
+def test_validation_examples_are_a_tenth_of_each_clients_examples():
     run = resolve(RunConfig(task="digits", evaluate_on=EvaluationSplit.VALIDATION))
     whole, cut = Simulation(resolve(RunConfig(task="digits"))).dataset, Simulation(run).dataset
     assert np.array_equal(cut.counts, whole.counts - whole.counts // 10)

@@ -93,7 +93,7 @@ class Recorded:
         self.rows.append((step, row))
 
 
-def test_wandb_stays_off_line_unless_told_otherwise(capsys, monkeypatch):
+def test_wandb_is_offline_by_default(capsys, monkeypatch):
     monkeypatch.delenv("WANDB_MODE", raising=False)
     run, package = Recorded(), types.ModuleType("wandb")
     package.init = lambda **given: run.given.update(given) or run

@@ -52,7 +52,7 @@ def test_the_empty_loss_is_that_of_a_model_of_zeros(loss):
 
 
 @pytest.mark.parametrize("loss", Loss)
-def test_smoothness_bounds_the_curvature_of_all_rows_together(loss):
+def test_smoothness_bounds_the_curvature_of_all_examples_together(loss):
     objective, theta, batch = case(loss)
     rows = Batch(batch.x[0], batch.y[0])
     hessian = torch.autograd.functional.hessian(lambda t: written_out(loss, t, rows.x, rows.y, objective.num_outputs), theta[0])

@@ -20,7 +20,7 @@ def test_the_ten_lines_of_python_do_what_the_readme_says(capsys, tmp_path, monke
     assert scope["run"].nonzero == 73 and (tmp_path / "model.pt").exists()
 
 
-def test_every_method_and_task_is_in_the_readme():
+def test_every_algorithm_and_task_is_in_the_readme():
     from fedsieve.algorithms import ALGORITHMS
     from fedsieve.experiments.tasks import TASKS
 

@@ -55,7 +55,7 @@ KINDS = ["lr", "mc", "digits", "dense", "groups", "comparison"]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
-def test_every_chart_is_drawn_and_nothing_runs_over_the_edge(runs, visit, kind, width, scheme):
+def test_every_chart_is_drawn_and_the_page_does_not_overflow(runs, visit, kind, width, scheme):
     page = visit((runs / kind / "report.html").as_uri(), width, scheme)
     page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     drawn = page.evaluate(
@@ -110,7 +110,7 @@ def test_a_table_downloads_as_the_data(runs, visit, tmp_path):
     assert [[float(v) for v in line.split(",")] for line in lines] == [[r["round"], r["expected_density"], r["test_density"]] for r in rows]
 
 
-def test_the_numbers_of_a_chart_can_be_walked_through_by_keyboard(runs, visit):
+def test_the_numbers_of_a_chart_are_shown_by_keyboard(runs, visit):
     page = visit((runs / "lr" / "report.html").as_uri())
     page.locator("figure", has=page.locator("strong", has_text="R2 per round")).locator("svg.chart").focus()
     page.keyboard.press("Home")

@@ -66,7 +66,7 @@ def test_a_page_loads_nothing(runs, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_drawing_has_words_and_numbers(runs, kind):
+def test_every_figure_has_a_text_alternative_and_numbers(runs, kind):
     root = tree((runs / kind / "report.html").read_text())
     drawings = [element for element in root.iter("svg") if element.get("aria-hidden") != "true"]
     assert drawings and all(element.get("role") == "img" and element.get("aria-label") for element in drawings)
@@ -76,7 +76,7 @@ def test_every_drawing_has_words_and_numbers(runs, kind):
         assert figure.find("details//table") is not None
 
 
-def test_the_tables_are_the_data(runs):
+def test_the_tables_have_the_stored_numbers(runs):
     rows = run_directory.read_metrics(runs / "lr")
     found = tables(tree((runs / "lr" / "report.html").read_text()))
     columns, body = found["R2 per round"]
@@ -88,7 +88,7 @@ def test_the_tables_are_the_data(runs):
     assert [float(line[1]) for line in found["Violation per round"][1]] == [row["violation"] for row in rows]
 
 
-def test_the_parts_of_a_message_add_up_in_every_method(runs):
+def test_the_parts_of_a_message_add_up_in_every_algorithm(runs):
     for folder in find_runs(runs):
         for row in run_directory.read_metrics(folder):
             for way in ("up", "down"):
@@ -99,7 +99,7 @@ def test_the_parts_of_a_message_add_up_in_every_method(runs):
     assert run_directory.read_metrics(runs / "dense")[-1]["bytes_up_positions"] == 0
 
 
-def test_what_was_found_of_the_truth_is_what_the_metrics_say(runs):
+def test_support_recovery_on_the_page_equals_the_metrics(runs):
     _, body = tables(tree((runs / "lr" / "report.html").read_text()))["Found, missed and false"]
     rows = run_directory.read_metrics(runs / "lr")
     assert [int(found) / (int(found) + int(false)) for _, found, _, false in body] == pytest.approx([row["tdr"] for row in rows])
@@ -228,7 +228,7 @@ def test_text_from_the_store_is_never_markup(runs, tmp_path):
         (lambda place: (place / "result.json").write_text('{"metric": "r2"}'), "did not write"),
     ],
 )
-def test_what_cannot_be_read_is_one_line_and_exit_code_two(runs, tmp_path, capsys, damage, says):
+def test_a_damaged_run_is_one_line_and_exit_code_two(runs, tmp_path, capsys, damage, says):
     place = tmp_path / "run"
     shutil.copytree(runs / "lr", place)
     damage(place)
@@ -292,7 +292,7 @@ def test_supports_of_unequal_length_are_kept_and_compared():
     assert np.allclose(pairwise_iou(supports), [[1, 1 / 3, 2 / 3], [1 / 3, 1, 1 / 2], [2 / 3, 1 / 2, 1]])
 
 
-def test_the_front_holds_those_nobody_beats():
+def test_the_pareto_front_has_exactly_the_undominated_points():
     points = {"a": (10, 0.5), "b": (20, 0.4), "c": (30, 0.9), "d": (30, 0.8), "e": (5, 0.1)}
     beaten = {n for n, (x, y) in points.items() for x2, y2 in points.values() if x2 <= x and y2 >= y and (x2, y2) != (x, y)}
     assert pareto_front(points) == sorted(set(points) - beaten, key=lambda n: points[n])
@@ -321,7 +321,7 @@ def test_a_study_has_a_page_with_its_table_its_figures_and_its_claims(tmp_path):
     assert "http://" not in text.replace("http://www.w3.org", "") and "https://" not in text
 
 
-def test_the_page_shows_who_was_away_what_was_rejected_and_what_privacy_was_spent(tmp_path, monkeypatch):
+def test_the_page_shows_failures_rejections_and_epsilon(tmp_path, monkeypatch):
     from fedsieve.cli.main import main
 
     monkeypatch.setattr("fedsieve.data.synthetic.NUM_TEST_EXAMPLES", 200)

@@ -64,7 +64,7 @@ def test_a_local_step_takes_little_memory():
     assert (taken - rows) / (4 * work.num_clients * work.size) <= 4
 
 
-def test_only_what_a_batch_touches_is_stepped_of_sparse_rows():
+def test_a_step_on_sparse_examples_changes_only_their_features():
     """A step of sparse rows takes memory for the features in its batch, not for the model."""
     changes = {
         "num_clients": 2,
@@ -90,7 +90,7 @@ def test_a_sparse_message_is_this_much_of_a_dense_one(name, share):
     assert max(done.uplink.total / work.num_clients, done.downlink.total / work.num_clients) <= share * 8 * work.size
 
 
-def test_of_a_million_clients_only_the_cohort_draws_rows(monkeypatch):
+def test_of_a_million_clients_only_the_cohort_draws_examples(monkeypatch):
     drawn = []
     monkeypatch.setattr(
         scaling.GeneratedClientData, "_generate_batch", lambda self, client, hand: drawn.append(client) or DRAW(self, client, hand)

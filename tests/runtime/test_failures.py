@@ -48,7 +48,7 @@ def steps_of(run):
 @pytest.mark.parametrize(
     "failures", [Failures(dropout=0.3), Failures(dropout=0.6, return_probability=0.2), Failures(dropout=0.4, return_probability=1.0)]
 )
-def test_clients_are_away_for_their_share_of_the_time_and_come_back_at_their_rate(failures):
+def test_clients_are_unavailable_and_return_at_the_set_rates(failures):
     clients, rounds = list(range(2000)), 30
     gone = np.array([find_offline(failures, 5, t, clients) for t in range(rounds)])
     back = 1 - failures.dropout if failures.return_probability is None else failures.return_probability
@@ -87,7 +87,7 @@ def test_half_of_the_clients_away_cost_little_accuracy():
     assert min(values[1:]) > values[0] - 0.05
 
 
-def test_a_round_in_which_nobody_answers_changes_nothing_and_is_reported():
+def test_a_round_without_replies_changes_nothing_and_is_reported():
     run = run_of("flops", Failures(dropout=0.9), rounds=8, clients=6, participation=0.17)
     steps = steps_of(run)
     silent = [i for i, step in enumerate(steps) if i and not step.result.replied]
@@ -98,7 +98,7 @@ def test_a_round_in_which_nobody_answers_changes_nothing_and_is_reported():
         assert steps[i].metrics["replied"] == [] and steps[i].metrics["bytes_up"] == steps[i].metrics["bytes_down"] == 0
 
 
-def test_a_late_reply_crosses_but_does_not_count():
+def test_a_late_reply_is_counted_in_bytes_but_not_aggregated():
     steps = steps_of(run_of(failures=Failures(straggler_fraction=0.5)))
     late = [(client, why) for step in steps for client, why in step.result.rejected]
     assert late and {why for _, why in late} == {LATE_REASON}
@@ -117,7 +117,7 @@ def test_a_late_reply_crosses_but_does_not_count():
     ],
 )
 @pytest.mark.parametrize("method", ["sieve", "flops-pa", "flops"])
-def test_both_engines_fail_alike(method, failures):
+def test_both_engines_simulate_the_same_failures(method, failures):
     loop, batched = (steps_of(run_of(method, failures, engine)) for engine in (Engine.LOOP, Engine.BATCHED))
     assert torch.equal(loop[-1].parameters, batched[-1].parameters)
     assert [s.result.replied for s in loop] == [s.result.replied for s in batched]
@@ -134,7 +134,7 @@ def test_a_resumed_run_meets_the_same_failures():
     assert torch.equal(later[-1].parameters, whole[-1].parameters)
 
 
-def test_hostile_clients_are_a_fixed_share_of_those_who_hold_rows():
+def test_malicious_clients_are_a_fixed_fraction_of_clients_with_examples():
     present = list(range(0, 100, 2))
     found = sample_malicious_clients(Failures(malicious_fraction=0.3), present, 1)
     assert len(found) == 15 and found <= set(present)
@@ -188,13 +188,13 @@ def test_a_random_reply_is_as_long_as_it_should_be_and_a_broken_one_is_rejected(
 
 @pytest.mark.parametrize("method", ALGORITHMS)
 @pytest.mark.parametrize("kind", [kind for kind in Aggregator if kind is not Aggregator.WEIGHTED])
-def test_every_method_takes_every_robust_mean_and_keeps_exactly_m(method, kind):
+def test_every_algorithm_takes_every_aggregator_and_keeps_exactly_m(method, kind):
     steps = steps_of(run_of(method, Failures(malicious_fraction=0.2, attack_scale=20.0), rounds=2, aggregator=kind, participation=0.8))
     assert int((steps[-1].parameters != 0).sum()) == 4
     assert torch.isfinite(steps[-1].parameters).all()
 
 
-def test_where_clients_agree_a_robust_mean_is_the_plain_one():
+def test_robust_aggregators_return_the_mean_of_equal_replies():
     """Full batches of a cohort of one: every mean is that client's reply, for methods in which all of it is a difference."""
     plain = steps_of(run_of("fed-avg", clients=1, participation=1.0))[-1].parameters
     for kind in Aggregator:
@@ -251,7 +251,7 @@ def test_federations_that_defend_nothing_are_refused(fields, says):
         resolve(RunConfig(federation=FederationConfig(**fields)))
 
 
-def test_a_robust_mean_gives_each_client_one_say_unless_told_otherwise():
+def test_robust_aggregators_weight_clients_equally_by_default():
     from fedsieve.core.aggregation import ClientWeighting
 
     assert (
@@ -266,7 +266,7 @@ def test_a_robust_mean_gives_each_client_one_say_unless_told_otherwise():
     assert resolve(RunConfig()).federation.client_weighting is ClientWeighting.SQRT
 
 
-def test_a_bound_on_examples_that_nobody_meets_is_said():
+def test_a_bound_on_examples_that_no_client_meets_is_reported():
     run = run_of(max_claimed_examples=1, alpha=1000.0)
     with pytest.raises(DivergedError, match="every reply was rejected"):
         steps_of(run)

@@ -105,7 +105,7 @@ def test_in_single_precision_engines_differ_by_rounding_only():
 
 
 @pytest.mark.parametrize("method", ALGORITHMS)
-def test_replies_are_made_of_what_the_method_says(method):
+def test_replies_have_the_fields_that_the_algorithm_declares(method):
     """Any other packet is rejected, so a wrong list would reject every client."""
     run = resolve(
         RunConfig(

@@ -97,7 +97,7 @@ def test_exchanges_with_one_cohort_cost_as_much_as_one_of_so_much_less_noise():
     assert next(epsilon_by_round(4.0, 1e-5, 1000, 100, 16)) == pytest.approx(next(epsilon_by_round(1.0, 1e-5, 1000, 100, 1)))
 
 
-def test_a_resumed_account_goes_on_where_it_stood():
+def test_a_resumed_privacy_account_continues():
     account = epsilon_by_round(2.0, 1e-5, 1000, 100, 1)
     whole = [next(account) for _ in range(5)]
     later = epsilon_by_round(2.0, 1e-5, 1000, 100, 1, first=3)
@@ -115,7 +115,7 @@ def run_of(method="fed-avg", engine=Engine.BATCHED, privacy=Privacy(noise_multip
 
 
 @pytest.mark.parametrize("method", ALGORITHMS)
-def test_every_method_trains_in_private_alike_on_both_engines(method):
+def test_every_algorithm_trains_privately_to_equal_results_on_both_engines(method):
     loop, batched = (list(run_rounds(run := run_of(method, engine), Simulation(run))) for engine in (Engine.LOOP, Engine.BATCHED))
     assert torch.equal(loop[-1].parameters, batched[-1].parameters)
     assert int((loop[-1].parameters != 0).sum()) == 4

@@ -18,7 +18,7 @@ def test_cohort_sizes_are_exact_and_never_zero():
     assert cohort_size(3, 0.1) == 1
 
 
-def test_a_cohort_is_drawn_without_replacement_among_those_who_hold_rows():
+def test_a_cohort_is_sampled_without_replacement_from_clients_with_examples():
     population = Population(100, list(range(0, 100, 3)))
     for t in range(50):
         cohort = sample_cohort(population, 0.2, 0, t)
@@ -44,17 +44,17 @@ def test_every_client_takes_part_about_equally_often():
     assert abs(counts - 500).max() < 5 * np.sqrt(2000 * 0.25 * 0.75)
 
 
-def test_a_deck_deals_every_row_once_before_any_row_again():
+def test_every_example_is_used_once_before_any_is_repeated():
     batches = shuffle_into_batches(0, 2, 4, 40, batch_size=8, num_batches=8)
     assert np.array_equal(np.sort(batches[:5].ravel()), np.arange(40))
     assert len(set(batches[7])) == 8
 
 
-def test_rows_repeat_within_a_batch_only_where_there_are_too_few():
+def test_examples_repeat_in_a_batch_only_if_there_are_too_few():
     assert np.bincount(shuffle_into_batches(0, 0, 0, 3, batch_size=8, num_batches=5)[0]).tolist() in ([3, 3, 2], [3, 2, 3], [2, 3, 3])
 
 
-def test_a_stack_of_clients_gets_the_hands_of_each():
+def test_a_stack_of_clients_gets_the_batches_of_each():
     objective = Linear(loss=Loss.SQUARED, num_features=1)
     rows = ClientData(torch.arange(60.0)[:, None], torch.arange(60.0), [20, 30, 10], objective, batch_size=8)
     for round in (3, 4):
@@ -65,7 +65,7 @@ def test_a_stack_of_clients_gets_the_hands_of_each():
 
 @pytest.mark.usefixtures("few_test_rows")
 @pytest.mark.parametrize("method", ALGORITHMS)
-def test_a_round_in_which_nobody_answers_changes_nothing(method):
+def test_a_round_without_replies_changes_nothing(method):
     run = resolve(RunConfig(algorithm_name=method, rounds=2))
     server = initial_server(run.algorithm, run.objective, 0, torch.float32)
     rounds = list(

@@ -41,7 +41,7 @@ def outcome(algorithm, sparse, engine=BatchedEngine):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_sparse_rows_give_the_dense_result(name):
+def test_sparse_examples_give_the_dense_result(name):
     algorithm = make_algorithm(name, 6, density=0.05, bits=32)
     dense, sparse = outcome(algorithm, False), outcome(algorithm, True)
     assert torch.equal(dense[0] != 0, sparse[0] != 0)
@@ -80,7 +80,7 @@ def test_the_constraints_drift_reaches_gates_no_row_touched(dual_rate, close):
 
 
 @pytest.mark.parametrize("name", ["flops-pa", "fed-iter-ht", "fed-avg"])
-def test_engines_agree_on_sparse_rows(name):
+def test_engines_agree_on_sparse_examples(name):
     algorithm = make_algorithm(name, 6, density=0.05)
     assert torch.equal(outcome(algorithm, True, LoopEngine)[0], outcome(algorithm, True, BatchedEngine)[0])
 
@@ -138,7 +138,7 @@ def test_only_touched_features_are_made_dense():
     assert np.array_equal(batch.x.dense[0].numpy(), x[[30, 33]][:, wider.features[at]])
 
 
-def test_the_cap_knows_the_smoothness_of_sparse_rows():
+def test_the_step_cap_uses_the_smoothness_of_sparse_examples():
     x, y = matrix()
     both = [ClientData(kind, torch.from_numpy(y), COUNTS, OBJECTIVE, 4).smoothness([0, 2]) for kind in (csr_matrix(x), torch.from_numpy(x))]
     torch.testing.assert_close(*both)

@@ -20,7 +20,7 @@ def test_every_attack_and_share_meets_every_mean():
     assert wanted | {("lr", "sieve", "none", 0.0, mean.value) for mean in Aggregator} == cells
 
 
-def test_the_study_in_small_leaves_a_table_a_figure_and_a_page(tmp_path, monkeypatch):
+def test_a_smoke_study_writes_a_table_a_figure_and_a_page(tmp_path, monkeypatch):
     monkeypatch.setattr("fedsieve.data.synthetic.NUM_TEST_EXAMPLES", 200)
     assert main(["reproduce", "robustness", "--scale", "smoke", "--out", str(tmp_path), "--quiet"]) == 0
     assert {"table.md", "table.csv", "robustness-lr.png", "report.html"} <= {path.name for path in tmp_path.iterdir()}

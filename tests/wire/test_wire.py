@@ -78,7 +78,7 @@ def sent_packets(draw):
 
 @given(sent_packets(), st.booleans(), st.data())
 @settings(max_examples=400, deadline=None)
-def test_every_packet_comes_back_as_it_was(packet, against, data):
+def test_every_packet_is_decoded_as_it_was_encoded(packet, against, data):
     reference = None
     if against:
         reference = torch.tensor(sorted(data.draw(st.sets(st.integers(0, packet.size - 1)))), dtype=torch.int64)
@@ -88,7 +88,7 @@ def test_every_packet_comes_back_as_it_was(packet, against, data):
     assert same(decode(message, ADDRESS, packet.size, reference), packet)
 
 
-def test_a_seed_packet_comes_back():
+def test_a_seed_packet_is_decoded_as_it_was_encoded():
     packet = seed_packet(2**63 + 5, 1000)
     assert same(decode(encode(packet, ADDRESS).to_bytes(), ADDRESS, 1000), packet)
 
