@@ -44,7 +44,7 @@ KERNELS: dict[str, Kernel] = {}
 
 @cache
 def load(module: str) -> ModuleType | None:
-    """The kernels of a module of this folder, or None if numba is missing or does not fit the installed NumPy."""
+    """Return a module of kernels, or None if numba is missing or does not support the installed NumPy."""
     try:
         return import_module(f"fedsieve.kernels.{module}")
     except ImportError:
@@ -71,9 +71,9 @@ def accelerated(
     Args:
         module: module of this folder that holds the kernel.
         name: the kernel, a function with the parameters of the reference.
-        tensors: the parameters to check; None passes as a value.
+        tensors: the parameters to check; their value may be None.
         size: length to compare with `min_size`, computed from the arguments; by default that of the first tensor's last axis.
-        min_size: the least length for which the kernel runs.
+        min_size: the minimum length for which the kernel runs.
         contiguous: whether the tensors must be contiguous.
         exact: whether both forms agree to the bit; then the kernel also runs on short vectors once the compiler is loaded.
         condition: further condition on the arguments.
@@ -119,5 +119,5 @@ def accelerated(
 
 
 def addresses(*tensors: Tensor) -> Iterable[int]:
-    """The addresses of the tensors' data. To pass an address takes a tenth of the time of a NumPy view."""
+    """Return the addresses of the tensors' data. Passing an address takes a tenth of the time of a NumPy view."""
     return map(Tensor.data_ptr, tensors)

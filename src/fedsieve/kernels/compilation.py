@@ -1,4 +1,4 @@
-"""How kernels are compiled, and the functions they share: views of addresses, logarithm and exponential.
+"""How kernels are compiled, and the functions they share: views of addresses, clipping, logarithm and exponential.
 
 Kernels are for single precision on a CPU. They are compiled once per machine; numba caches the result next to the file or in the user's
 cache directory, and compiles again if the file of the kernel changes (a change of this file needs the caches removed).
@@ -17,16 +17,16 @@ ADDRESS = int64
 
 
 def compile_kernel(*signature, reassociate=False):
-    """Compile for these types now, without the checks that keep a loop from being vectorised; broken numbers stay broken.
+    """Return a decorator that compiles a kernel for these types, without the checks that prevent vectorized loops.
 
-    A long sum is vectorised only where its order may change.
+    `reassociate` allows sums in another order, without which a long sum is not vectorized.
     """
 
     def compile(function):
         options = {"error_model": "numpy", "fastmath": {"contract", "reassoc"} if reassociate else {"contract"}}
         try:
             return numba.njit(void(*signature), cache=True, **options)(function)
-        except RuntimeError:  # nowhere to keep it
+        except RuntimeError:  # no folder for the cache is writable
             return numba.njit(void(*signature), **options)(function)
 
     return compile
@@ -34,7 +34,7 @@ def compile_kernel(*signature, reassociate=False):
 
 @intrinsic
 def prefer_512_bit(_):
-    """Called in a pass: use vectors as wide as the machine has, where LLVM would hold to half of them (AVX-512)."""
+    """Let the calling kernel use 512-bit vectors if the CPU has them (AVX-512); LLVM prefers 256 bits."""
 
     def mark(context, builder, *_):
         if isinstance(attributes := builder.function.attributes, set):  # llvmlite itself adds only names without a value
@@ -46,7 +46,7 @@ def prefer_512_bit(_):
 
 @intrinsic
 def pointer(_, address):
-    """An address as what `carray` takes."""
+    """Return an address as the pointer that `carray` takes."""
 
     def cast(context, builder, signature, arguments):
         return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
@@ -56,19 +56,25 @@ def pointer(_, address):
 
 @numba.njit(error_model="numpy")
 def as_vector(address, size):
-    """Numbers in a row."""
+    """Return a view of the vector at an address."""
     return carray(pointer(address), size, f32)
 
 
 @numba.njit(error_model="numpy")
 def as_matrix(address, num_rows, size):
-    """Rows of numbers."""
+    """Return a view of the matrix at an address."""
     return carray(pointer(address), (num_rows, size), f32)
 
 
 @numba.njit(error_model="numpy")
+def clip(value, limit):
+    """Return the value clipped to [-limit, limit]; NaN stays NaN."""
+    return -limit if value < -limit else limit if value > limit else value
+
+
+@numba.njit(error_model="numpy")
 def fast_log(x):
-    """log x of a positive normal number, to 1 unit in the last place (Cephes)."""
+    """Return log x of a positive normal number, to 1 unit in the last place (Cephes)."""
     bits = f32(x).view(i32)
     power = i32((bits >> i32(23)) - i32(126))
     part = i32((bits & i32(0x007FFFFF)) | i32(0x3F000000)).view(f32)
@@ -90,7 +96,7 @@ def fast_log(x):
 
 @numba.njit(error_model="numpy")
 def fast_exp(x):
-    """exp x, to 1 unit in the last place where it is a normal number (Cephes)."""
+    """Return exp x, to 1 unit in the last place if it is a normal number (Cephes)."""
     x = min(max(x, f32(-87.0)), f32(88.0))
     power = np.floor(x * f32(1.44269504088896341) + f32(0.5))
     x = x - power * LN2_HIGH - power * LN2_LOW

@@ -17,13 +17,13 @@ from fedsieve.kernels.compilation import ARRAY_3D, ARRAY_4D, MATRIX, VECTOR, com
 
 @numba.njit(error_model="numpy")
 def greater_or_nan(value, best):
-    """Whether a value takes the place of the best so far; a number that is none does."""
+    """Return whether a value replaces the largest so far; NaN does, as in torch."""
     return (value > best) | (value != value)
 
 
 @compile_kernel(ARRAY_4D, ARRAY_4D, int8[:, :, :, ::1])
 def _max_pool(images, out, argmax):
-    """The largest of each 2 x 2 square, and which of the four it is, the first of equals."""
+    """Compute the maximum of each 2 x 2 window and its position, the first one if values are equal."""
     for c in range(len(out)):
         for i in range(out.shape[1]):
             for j in range(out.shape[2]):
@@ -42,7 +42,7 @@ def _max_pool(images, out, argmax):
 
 @compile_kernel(ARRAY_4D, int8[:, :, :, ::1], ARRAY_4D)
 def _max_pool_back(slope, argmax, out):
-    """The derivative, where each square's largest stood; zero elsewhere."""
+    """Compute the derivative: that of the output at the position of each maximum, else zero."""
     for c in range(len(slope)):
         for i in range(slope.shape[1]):
             for j in range(slope.shape[2]):
@@ -55,7 +55,7 @@ def _max_pool_back(slope, argmax, out):
 
 @compile_kernel(VECTOR, int64[::1], int64, MATRIX, VECTOR, ARRAY_3D)
 def _convolve(images, kernel_offsets, row_stride, weights, bias, out):
-    """See `objectives.images`: each row of an output, a sum of rows of the images; four at a time, as the sum is read and written."""
+    """Compute each row of an output as a weighted sum of rows of the images, four at a time to read and write the sum less often."""
     prefer_512_bit()
     size, length = len(kernel_offsets), out.shape[2]
     for i in range(out.shape[1]):
@@ -63,12 +63,8 @@ def _convolve(images, kernel_offsets, row_stride, weights, bias, out):
         for c in range(len(out)):
             out[c, i] = bias[c]
         for t in range(0, size - 3, 4):
-            one, two, three, four = (
-                rest[kernel_offsets[t] :],
-                rest[kernel_offsets[t + 1] :],
-                rest[kernel_offsets[t + 2] :],
-                rest[kernel_offsets[t + 3] :],
-            )
+            one, two = rest[kernel_offsets[t] :], rest[kernel_offsets[t + 1] :]
+            three, four = rest[kernel_offsets[t + 2] :], rest[kernel_offsets[t + 3] :]
             for c in range(len(out)):
                 total = out[c, i]
                 w, x, y, z = weights[c, t], weights[c, t + 1], weights[c, t + 2], weights[c, t + 3]
@@ -84,18 +80,14 @@ def _convolve(images, kernel_offsets, row_stride, weights, bias, out):
 
 @compile_kernel(VECTOR, int64[::1], int64, ARRAY_3D, MATRIX, reassociate=True)
 def _convolve_weights(images, kernel_offsets, row_stride, slope, out):
-    """The derivative in the weights, added to zeros: products of each row of the slope with the rows it was made of."""
+    """Add the derivative by the weights to `out`: products of each row of `slope` with the input rows of that output row."""
     prefer_512_bit()
     size, length = len(kernel_offsets), slope.shape[2]
     for i in range(slope.shape[1]):
         rest = images[i * row_stride :]
         for t in range(0, size - 3, 4):
-            one, two, three, four = (
-                rest[kernel_offsets[t] :],
-                rest[kernel_offsets[t + 1] :],
-                rest[kernel_offsets[t + 2] :],
-                rest[kernel_offsets[t + 3] :],
-            )
+            one, two = rest[kernel_offsets[t] :], rest[kernel_offsets[t + 1] :]
+            three, four = rest[kernel_offsets[t + 2] :], rest[kernel_offsets[t + 3] :]
             for c in range(len(slope)):
                 by, w, x, y, z = slope[c, i], f32(0), f32(0), f32(0), f32(0)
                 for j in range(length):
@@ -118,7 +110,7 @@ def _convolve_weights(images, kernel_offsets, row_stride, slope, out):
 
 @compile_kernel(ARRAY_3D, int64[::1], int64, MATRIX, VECTOR)
 def _convolve_back(slope, kernel_offsets, row_stride, weights, out):
-    """The derivative in the images, added to zeros: each row of the slope to the rows it was made of, four channels at a time."""
+    """Add the derivative by the images to `out`: each row of `slope` times its weights, four channels at a time."""
     prefer_512_bit()
     channels, length = len(slope), slope.shape[2]
     for i in range(slope.shape[1]):
@@ -137,29 +129,29 @@ def _convolve_back(slope, kernel_offsets, row_stride, weights, out):
 
 
 def to_batch_last(images: Tensor) -> Tensor:
-    """Images as (c, h, w, n), copied unless they lie so."""
+    """Return images as (c, h, w, n), without a copy if their memory has this order."""
     return images.detach().permute(1, 2, 3, 0).contiguous()
 
 
 def merge_width_and_batch(images: Tensor) -> np.ndarray:
-    """Images (c, h, w, n) as (c, h, w * n)."""
+    """Return images (c, h, w, n) as (c, h, w * n)."""
     return images.view(*images.shape[:2], -1).numpy()
 
 
 @lru_cache(maxsize=64)
 def kernel_offsets(shape: tuple[int, ...], kernel: tuple[int, ...]) -> np.ndarray:
-    """Where the first number lies that each weight of a kernel meets in images (c, h, w, n)."""
+    """Return the offset in images (c, h, w, n) of the first value that each weight of a convolution kernel multiplies."""
     channels, height, width, n = shape
     c, i, j = (np.arange(size) for size in (channels, *kernel))
     return (((c[:, None, None] * height + i[:, None]) * width + j) * n).reshape(-1)
 
 
 class Convolution(torch.autograd.Function):
-    """The compiled passes: the convolution, and its derivatives in the images and in the kernels."""
+    """The compiled convolution and its derivatives by images, weights and bias."""
 
     @staticmethod
     def forward(context, images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Each output a channel, a sum over the inputs under its kernel."""
+        """Return the convolution of the images."""
         images, weight = to_batch_last(images), weight.detach().contiguous()
         (_, height, width, n), (channels, _, *kernel) = images.shape, weight.shape
         out = images.new_empty(channels, height - kernel[0] + 1, width - kernel[1] + 1, n)
@@ -177,43 +169,45 @@ class Convolution(torch.autograd.Function):
 
     @staticmethod
     def backward(context, output_gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Only what is asked for."""
+        """Return the derivatives that are needed."""
         (images, weight), output_gradient = context.saved_tensors, to_batch_last(output_gradient)
-        places, step = kernel_offsets(images.shape, weight.shape[2:]), images.shape[2] * images.shape[3]
+        offsets, row_stride = kernel_offsets(images.shape, weight.shape[2:]), images.shape[2] * images.shape[3]
         by_images = by_weight = by_bias = None
         if context.needs_input_grad[0]:
             by_images = torch.zeros_like(images)
-            _convolve_back(merge_width_and_batch(output_gradient), places, step, weight.flatten(1).numpy(), by_images.view(-1).numpy())
+            slope, weights = merge_width_and_batch(output_gradient), weight.flatten(1).numpy()
+            _convolve_back(slope, offsets, row_stride, weights, by_images.view(-1).numpy())
             by_images = by_images.permute(3, 0, 1, 2)
         if context.needs_input_grad[1]:
             by_weight = torch.zeros_like(weight)
-            _convolve_weights(images.view(-1).numpy(), places, step, merge_width_and_batch(output_gradient), by_weight.flatten(1).numpy())
+            slope, out = merge_width_and_batch(output_gradient), by_weight.flatten(1).numpy()
+            _convolve_weights(images.view(-1).numpy(), offsets, row_stride, slope, out)
         if context.needs_input_grad[2]:
             by_bias = output_gradient.sum((1, 2, 3))
         return by_images, by_weight, by_bias
 
 
 class MaxPooling(torch.autograd.Function):
-    """The compiled pass and its derivative."""
+    """The compiled 2 x 2 max pooling and its derivative."""
 
     @staticmethod
     def forward(context, images: Tensor) -> Tensor:
-        """The largest of each square."""
+        """Return the maximum of each window."""
         images = to_batch_last(images)
         channels, height, width, n = images.shape
         out = images.new_empty(channels, height // 2, width // 2, n)
-        winner = torch.empty(out.shape, dtype=torch.int8)
-        _max_pool(images.numpy(), out.numpy(), winner.numpy())
-        context.save_for_backward(winner)
+        argmax = torch.empty(out.shape, dtype=torch.int8)
+        _max_pool(images.numpy(), out.numpy(), argmax.numpy())
+        context.save_for_backward(argmax)
         return out.permute(3, 0, 1, 2)
 
     @staticmethod
     def backward(context, output_gradient: Tensor) -> Tensor:
-        """To the largest of each square."""
-        (winner,) = context.saved_tensors
-        channels, height, width, n = winner.shape
+        """Return the derivative by the images."""
+        (argmax,) = context.saved_tensors
+        channels, height, width, n = argmax.shape
         out = output_gradient.new_empty(channels, 2 * height, 2 * width, n)
-        _max_pool_back(to_batch_last(output_gradient).numpy(), winner.numpy(), out.numpy())
+        _max_pool_back(to_batch_last(output_gradient).numpy(), argmax.numpy(), out.numpy())
         return out.permute(3, 0, 1, 2)
 
 

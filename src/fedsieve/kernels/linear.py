@@ -22,28 +22,28 @@ from fedsieve.kernels.compilation import (
 
 @numba.njit(error_model="numpy")
 def softmax_loss_and_slope(logits, label, slope):
-    """The cross-entropy of one row, and its derivative in the logits."""
+    """Return the cross-entropy of one example, and write its derivative by the logits to `slope`."""
     largest = logits[0]
     for c in range(1, len(logits)):
         largest = max(largest, logits[c])
-    right, total = logits[label], f32(0)
+    target_logit, total = logits[label], f32(0)
     for c in range(len(logits)):
         slope[c] = fast_exp(logits[c] - largest)
         total += slope[c]
     for c in range(len(logits)):
         slope[c] /= total
     slope[label] -= f32(1)
-    return fast_log(total) + largest - right
+    return fast_log(total) + largest - target_logit
 
 
 @compile_kernel(ARRAY_3D, int64[:, ::1], float32[::1], ARRAY_3D)
 def _softmax_loss(logits, labels, loss, slope):
-    """See `Linear.gradient`: the mean cross-entropy of each client's rows, and its derivative in the logits (client, class, row)."""
-    clients, _, rows = logits.shape
-    share = f32(1) / f32(rows)
+    """Compute the mean cross-entropy of each client's examples, and its derivative by the logits (client, class, example)."""
+    clients, _, examples = logits.shape
+    share = f32(1) / f32(examples)
     for k in range(clients):
         loss[k] = f32(0)
-        for i in range(rows):
+        for i in range(examples):
             loss[k] += share * softmax_loss_and_slope(logits[k, :, i], labels[k, i], slope[k, :, i])
             slope[k, :, i] *= share
 
@@ -57,29 +57,16 @@ def softmax_loss(_objective, logits, labels):
 
 @numba.njit(error_model="numpy")
 def loss_and_slope(logit, y, is_logistic):
-    """The loss of one row, squared or logistic, and its derivative in the logit."""
+    """Return the loss of one example, squared or logistic, and its derivative by the logit."""
     if is_logistic:
-        fall = fast_exp(-abs(logit))
-        return max(logit, f32(0)) + fast_log(f32(1) + fall) - y * logit, (f32(1) if logit > f32(0) else fall) / (f32(1) + fall) - y
+        decay = fast_exp(-abs(logit))
+        return max(logit, f32(0)) + fast_log(f32(1) + decay) - y * logit, (f32(1) if logit > f32(0) else decay) / (f32(1) + decay) - y
     return (logit - y) * (logit - y), f32(2) * (logit - y)
 
 
-@compile_kernel(
-    ADDRESS,
-    ADDRESS,
-    ADDRESS,
-    ADDRESS,
-    ADDRESS,
-    ADDRESS,
-    types.UniTuple(int64, 2),
-    types.UniTuple(int64, 2),
-    int64,
-    int64,
-    boolean,
-    reassociate=True,
-)
+@compile_kernel(*[ADDRESS] * 6, *[types.UniTuple(int64, 2)] * 2, int64, int64, boolean, reassociate=True)
 def _indexed_rows_gradient(rows, indices, theta, y, loss, out, rows_shape, batch_shape, size, num_outputs, is_logistic):
-    """See `PickedRows.gradient`; four rows at a time there and back, while they are in the fastest memory."""
+    """Compute loss and gradient, four examples at a time: outputs, then gradient, while they are in the first-level cache."""
     prefer_512_bit()
     (clients, batch), features, gated = batch_shape, rows_shape[1], num_outputs * rows_shape[1]
     rows, indices, y = as_matrix(rows, *rows_shape), carray(pointer(indices), batch_shape, np.int64), as_matrix(y, *batch_shape)

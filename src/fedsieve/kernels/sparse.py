@@ -5,7 +5,7 @@ import numpy as np
 import torch
 from numba import float32, int32, int64
 
-from fedsieve.kernels.compilation import MATRIX, VECTOR, compile_kernel, f32, fast_exp, prefer_512_bit
+from fedsieve.kernels.compilation import MATRIX, VECTOR, clip, compile_kernel, f32, fast_exp, prefer_512_bit
 from fedsieve.kernels.linear import loss_and_slope
 from fedsieve.kernels.vector import penalty_per_gate
 
@@ -15,7 +15,7 @@ BLOCK_FEATURES = 32
 
 @compile_kernel(int32[::1], int32[::1], VECTOR, MATRIX, MATRIX)
 def _csr_matmul(row_starts, columns, values, matrix, out):
-    """Rows of a CSR matrix times a matrix, four cells at a time."""
+    """Compute a CSR matrix times a matrix, four entries of a row at a time."""
     prefer_512_bit()
     for i in range(len(out)):
         total, end = out[i], row_starts[i + 1] - row_starts[0]
@@ -38,7 +38,7 @@ def csr_matmul(batch, matrix):
 
 @compile_kernel(int32[::1], int32[::1], VECTOR, MATRIX, MATRIX)
 def _csr_matmul_transposed(row_starts, columns, values, output_gradient, out):
-    """The transpose of a CSR matrix times a matrix."""
+    """Compute the transpose of a CSR matrix times a matrix."""
     prefer_512_bit()
     out[:] = f32(0)
     for i in range(len(output_gradient)):
@@ -58,11 +58,11 @@ def csr_matmul_transposed(batch, output_gradient):
 
 @numba.njit(error_model="numpy")
 def gather_rows(table, indices, out):
-    """Rows of a table, one after another."""
+    """Copy rows of a table to `out`, one after another."""
     for i in range(len(indices)):
-        row, to = table[indices[i]], out[i * table.shape[1] : (i + 1) * table.shape[1]]
+        row, copy = table[indices[i]], out[i * table.shape[1] : (i + 1) * table.shape[1]]
         for j in range(len(row)):
-            to[j] = row[j]
+            copy[j] = row[j]
 
 
 @compile_kernel(MATRIX, MATRIX, int64[::1], float32, float32, float32, VECTOR, VECTOR, VECTOR)
@@ -106,8 +106,7 @@ def _gated_step(
         slope, by, down = gradient[here], weighted_derivative[here], weight_gradient[here]
         for i in range(len(slope)):
             p = f32(1) / (f32(1) + fast_exp(-(phi[i] + offset)))
-            turned = phi[i] - rate * (slope[i] * by[i] + multiplier * p * (f32(1) - p))
-            new[i] = -limit if turned < -limit else limit if turned > limit else turned  # a broken number stays broken
+            new[i] = clip(phi[i] - rate * (slope[i] * by[i] + multiplier * p * (f32(1) - p)), limit)
         for i in range(len(some)):
             w, g = weights[some[i]], log_alpha[some[i]]
             one, two = down[i * outputs : (i + 1) * outputs], new[i * outputs : (i + 1) * outputs]
@@ -129,7 +128,7 @@ def gated_step(
     rate,
     limit,
 ):
-    """Kernel of `FeatureTables.gated_step`: in place."""
+    """Kernel of `FeatureTables.gated_step`; changes the tables in place."""
     penalty = float(penalty_per_gate(multiplier.double(), constraint_scale, num_weights))
     vectors = (part.numpy().reshape(-1) for part in (weight_gradient, *gate_gradient_factors))
     arrays = (*(part.numpy() for part in (*tables, feature_indices)), *vectors)
@@ -140,11 +139,10 @@ def gated_step(
 def _apply_penalty(log_alpha, num_skipped, multiplier, offset, rate, limit, out):
     prefer_512_bit()
     for k in range(len(log_alpha)):
-        old, times, new, pull = log_alpha[k], num_skipped[k], out[k], rate * multiplier[k]
+        old, num_steps, new, penalty = log_alpha[k], num_skipped[k], out[k], rate * multiplier[k]
         for i in range(len(old)):
             p = f32(1) / (f32(1) + fast_exp(-(old[i] + offset)))
-            turned = old[i] - pull * times[i] * p * (f32(1) - p)
-            new[i] = -limit if turned < -limit else limit if turned > limit else turned  # a broken number stays broken
+            new[i] = clip(old[i] - penalty * num_steps[i] * p * (f32(1) - p), limit)
 
 
 def apply_penalty(shape, log_alpha, num_skipped, multiplier, constraint_scale, size, rate, limit):
@@ -156,7 +154,7 @@ def apply_penalty(shape, log_alpha, num_skipped, multiplier, constraint_scale, s
 
 @compile_kernel(MATRIX, MATRIX, VECTOR, MATRIX, reassociate=True)
 def _binary_loss(logits, labels, loss, slope):
-    """See `Linear.gradient`: the mean logistic loss of each client's cells, and its derivative in the logits."""
+    """Compute the mean logistic loss over the labels and examples of each client, and its derivative by the logits."""
     for k in range(len(logits)):
         logit, y, out, total, share = logits[k], labels[k], slope[k], f32(0), f32(1) / f32(logits.shape[1])
         for i in range(len(logit)):

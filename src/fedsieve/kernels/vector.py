@@ -18,6 +18,7 @@ from fedsieve.kernels.compilation import (
     VECTOR,
     as_matrix,
     as_vector,
+    clip,
     compile_kernel,
     f32,
     fast_exp,
@@ -57,12 +58,8 @@ def uniforms(base_key, client_counters, counters):
 @compile_kernel(ADDRESS, ADDRESS, ADDRESS, ADDRESS, int64, float32, float32, float32, float32)
 def _sample_gates(log_alpha, noise, value, derivative, size, margin, temperature, stretch_low, stretch_high):
     prefer_512_bit()
-    log_alpha, noise, value, derivative = (
-        as_vector(log_alpha, size),
-        as_vector(noise, size),
-        as_vector(value, size),
-        as_vector(derivative, size),
-    )
+    log_alpha, noise = as_vector(log_alpha, size), as_vector(noise, size)
+    value, derivative = as_vector(value, size), as_vector(derivative, size)
     width, peak, steep = stretch_high - stretch_low, (stretch_high - stretch_low) / temperature, f32(1) / temperature
     for i in range(size):
         u = min(max(noise[i], margin), f32(1) - margin)
@@ -135,20 +132,17 @@ def ascend_on_gap(shape, log_alpha, multiplier, density, rate):
 @compile_kernel(ADDRESS, ADDRESS, ADDRESS, int64, int64, int64, float32)
 def _penalty_gradient(log_alpha, multiplier, out, num_clients, size, num_multipliers, offset):
     prefer_512_bit()
-    log_alpha, multiplier, out = (
-        as_matrix(log_alpha, num_clients, size),
-        as_vector(multiplier, num_multipliers),
-        as_matrix(out, num_clients, size),
-    )
+    log_alpha, out = as_matrix(log_alpha, num_clients, size), as_matrix(out, num_clients, size)
+    multiplier = as_vector(multiplier, num_multipliers)
     for k in range(num_clients):
-        pull = multiplier[min(k, num_multipliers - 1)]
+        penalty = multiplier[min(k, num_multipliers - 1)]
         for i in range(size):
             p = f32(1) / (f32(1) + fast_exp(-(log_alpha[k, i] + offset)))
-            out[k, i] = pull * p * (f32(1) - p)
+            out[k, i] = penalty * p * (f32(1) - p)
 
 
 def penalty_per_gate(multiplier, constraint_scale, size):
-    """As `constraint.penalty_per_gate`."""
+    """Return the same as `constraint.penalty_per_gate`."""
     return multiplier if constraint_scale == "sum" else multiplier / size
 
 
@@ -162,17 +156,13 @@ def penalty_gradient(shape, log_alpha, multiplier, constraint_scale, size):
 @compile_kernel(ADDRESS, ADDRESS, ADDRESS, ADDRESS, int64, int64, float32, float32, float32)
 def _step_log_alpha(log_alpha, gradient, multiplier, out, num_clients, size, offset, rate, limit):
     prefer_512_bit()
-    log_alpha, gradient, out = (
-        as_matrix(log_alpha, num_clients, size),
-        as_matrix(gradient, num_clients, size),
-        as_matrix(out, num_clients, size),
-    )
+    log_alpha, out = as_matrix(log_alpha, num_clients, size), as_matrix(out, num_clients, size)
+    gradient = as_matrix(gradient, num_clients, size)
     for k in range(num_clients):
-        pull = as_vector(multiplier, num_clients)[k]
+        penalty = as_vector(multiplier, num_clients)[k]
         for i in range(size):
             p = f32(1) / (f32(1) + fast_exp(-(log_alpha[k, i] + offset)))
-            turned = log_alpha[k, i] - rate * (gradient[k, i] + pull * p * (f32(1) - p))
-            out[k, i] = -limit if turned < -limit else limit if turned > limit else turned  # a broken number stays broken
+            out[k, i] = clip(log_alpha[k, i] - rate * (gradient[k, i] + penalty * p * (f32(1) - p)), limit)
 
 
 def step_log_alpha(shape, log_alpha, gradient, multiplier, constraint_scale, size, rate, limit):
@@ -182,7 +172,7 @@ def step_log_alpha(shape, log_alpha, gradient, multiplier, constraint_scale, siz
     return out
 
 
-@compile_kernel(ADDRESS, ADDRESS, ADDRESS, ADDRESS, ADDRESS, ADDRESS, ADDRESS, ADDRESS, ADDRESS, int64, int64, float32, float32, float32)
+@compile_kernel(*[ADDRESS] * 9, int64, int64, float32, float32, float32)
 def _gated_sgd_step(
     weights,
     log_alpha,
@@ -200,20 +190,17 @@ def _gated_sgd_step(
     limit,
 ):
     prefer_512_bit()
-    weights, log_alpha, gradient = (
-        as_matrix(weights, num_clients, size),
-        as_matrix(log_alpha, num_clients, size),
-        as_matrix(gradient, num_clients, size),
-    )
+    weights, gradient = as_matrix(weights, num_clients, size), as_matrix(gradient, num_clients, size)
+    log_alpha = as_matrix(log_alpha, num_clients, size)
     value, derivative = as_matrix(value, num_clients, size), as_matrix(derivative, num_clients, size)
     new_weights, new_log_alpha = as_matrix(new_weights, num_clients, size), as_matrix(new_log_alpha, num_clients, size)
     for k in range(num_clients):
-        along, pull = as_vector(step_size, num_clients)[k], as_vector(multiplier, num_clients)[k]
+        step, penalty = as_vector(step_size, num_clients)[k], as_vector(multiplier, num_clients)[k]
         for i in range(size):
             p = f32(1) / (f32(1) + fast_exp(-(log_alpha[k, i] + offset)))
-            new = log_alpha[k, i] - rate * (gradient[k, i] * weights[k, i] * derivative[k, i] + pull * p * (f32(1) - p))
-            new_log_alpha[k, i] = -limit if new < -limit else limit if new > limit else new  # a broken number stays broken
-            new_weights[k, i] = weights[k, i] - along * (gradient[k, i] * value[k, i])
+            new = log_alpha[k, i] - rate * (gradient[k, i] * weights[k, i] * derivative[k, i] + penalty * p * (f32(1) - p))
+            new_log_alpha[k, i] = clip(new, limit)
+            new_weights[k, i] = weights[k, i] - step * (gradient[k, i] * value[k, i])
 
 
 def gated_sgd_step(shape, weights, log_alpha, gradient, gate, step_size, multiplier, constraint_scale, size, rate, limit):
@@ -225,14 +212,10 @@ def gated_sgd_step(shape, weights, log_alpha, gradient, gate, step_size, multipl
     return new_weights, new_log_alpha
 
 
-@compile_kernel(ADDRESS, ADDRESS, ADDRESS, ADDRESS, ADDRESS, ADDRESS, int64)
+@compile_kernel(*[ADDRESS] * 6, int64)
 def _chain_rule(gradient, weights, value, derivative, weight_gradient, gate_gradient, size):
-    gradient, weights, value, derivative = (
-        as_vector(gradient, size),
-        as_vector(weights, size),
-        as_vector(value, size),
-        as_vector(derivative, size),
-    )
+    gradient, weights = as_vector(gradient, size), as_vector(weights, size)
+    value, derivative = as_vector(value, size), as_vector(derivative, size)
     weight_gradient, gate_gradient = as_vector(weight_gradient, size), as_vector(gate_gradient, size)
     for i in range(size):
         weight_gradient[i] = gradient[i] * value[i]
@@ -246,7 +229,7 @@ def chain_rule(gradient, weights, gate):
     return weight_gradient, gate_gradient
 
 
-@compile_kernel(ADDRESS, ADDRESS, ADDRESS, ADDRESS, ADDRESS, ADDRESS, ADDRESS, int64, float64, float64, float64, float32, float64)
+@compile_kernel(*[ADDRESS] * 7, int64, float64, float64, float64, float32, float64)
 def _adam(params, gradient, first, second, new_params, new_first, new_second, size, rate, momentum, beta2, epsilon, count):
     params, gradient, first, second = as_vector(params, size), as_vector(gradient, size), as_vector(first, size), as_vector(second, size)
     new_params, new_first, new_second = as_vector(new_params, size), as_vector(new_first, size), as_vector(new_second, size)
@@ -273,7 +256,9 @@ def _quantize_levels(values, noise, codes, scale, step, tiny, level_offset, min_
     for k in range(clients):
         largest = i32(0)
         for i in range(size):
-            largest = max(largest, i32(f32(values[k, i]).view(i32) & i32(0x7FFFFFFF)))  # in order as integers, and nan above all
+            largest = max(
+                largest, i32(f32(values[k, i]).view(i32) & i32(0x7FFFFFFF))
+            )  # floats compare like their bits, and NaN is the largest
         width = i32(largest).view(f32) * step
         width = tiny if width < tiny else width
         scale[k] = width
