@@ -170,10 +170,11 @@ def message_parts_figure(run: RunRecord, parts: list[str], limits: PageLimits) -
     """Return the bytes of each part of the messages."""
     by_part = {direction: [run.total(f"bytes_{direction}_{part}") for part in parts] for direction in DIRECTIONS}
     rows = [(direction, part, v) for direction, values in by_part.items() for part, v in zip(parts, values, strict=True)]
-    texts = [f"{way}: {', '.join(f'{part} {format_bytes(v)}' for d, part, v in rows if d == way and v) or 'nothing'}" for way in DIRECTIONS]
-    chart = stacked_bar_chart(list(by_part.items()), parts, "; ".join(texts))
-    description = "; ".join(texts).capitalize() + ". The header includes the checksum."
-    return figure("Bytes by part", description, chart, TableData("Bytes by part", ["direction", "part", "bytes"], rows), limits)
+    sizes = {d: ", ".join(f"{part} {format_bytes(v)}" for other, part, v in rows if other == d and v) or "nothing" for d in DIRECTIONS}
+    description = f"Up: {sizes['up']}. Down: {sizes['down']}."
+    chart = stacked_bar_chart(list(by_part.items()), parts, description)
+    numbers = TableData("Bytes by part", ["direction", "part", "bytes"], rows)
+    return figure("Bytes by part", f"{description} The header includes the checksum.", chart, numbers, limits)
 
 
 def bytes_per_round_figure(run: RunRecord, parts: list[str], limits: PageLimits) -> Html:
