@@ -15,11 +15,9 @@ from fedsieve.core.random import client_sampler, server_sampler
 from fedsieve.core.schedules import DensitySchedule, LogAlphaScaling
 from fedsieve.core.types import Batch, Clock, Reply
 from fedsieve.data.synthetic import Synthetic
-from fedsieve.experiments.config import FederationConfig, RunConfig
-from fedsieve.experiments.resolve import resolve
-from fedsieve.experiments.runner import run_rounds
-from fedsieve.experiments.simulation import Simulation
+from fedsieve.experiments.config import FederationConfig
 from fedsieve.objectives.linear import Linear, Loss
+from helpers.runs import small_run, train_run
 
 OBJECTIVE = Linear(loss=Loss.SQUARED, num_features=12)
 CLOCK = Clock(0, 10)
@@ -114,10 +112,8 @@ def densities_under(dual, start=0.95, rounds=20, steps=10, density=0.05):
     flops = Flops(dual_update=dual, exchanges=steps, batch_size=16, **gated, **falling)
     data = Synthetic(num_examples=400, num_features=200, true_density=0.1)
     federation = FederationConfig(clients=10, participation=0.4)
-    run = resolve(
-        RunConfig(task="lr", algorithm_name="flops", density=density, rounds=rounds, data=data, federation=federation, algorithm=flops)
-    )
-    last = list(run_rounds(run, Simulation(run)))[-1].metrics
+    settings = {"density": density, "rounds": rounds, "data": data, "federation": federation, "seed": 0}
+    last = train_run(small_run("flops", algorithm=flops, **settings))[-1].metrics
     return last["expected_density"] / density, last["test_density"] / density
 
 

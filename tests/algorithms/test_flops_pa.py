@@ -13,7 +13,10 @@ from fedsieve.core.optimizers import StepRule
 from fedsieve.core.random import client_sampler, server_sampler
 from fedsieve.core.schedules import LogAlphaScaling
 from fedsieve.core.types import Batch, Clock, Reply
+from fedsieve.data.synthetic import Synthetic
+from fedsieve.experiments.config import FederationConfig
 from fedsieve.objectives.linear import Linear, Loss
+from helpers.runs import small_run, train_run
 
 OBJECTIVE = Linear(loss=Loss.SQUARED, num_features=40)
 CLOCK = Clock(3, 10)
@@ -185,23 +188,8 @@ def test_both_sides_scale_before_every_message_from_the_first_round():
 )
 def test_every_recipe_recovers_a_sparse_truth(recipe):
     """Decision E9: on an easy regression all recipes that run find every true weight."""
-    from fedsieve.data.synthetic import Synthetic
-    from fedsieve.experiments.config import FederationConfig, RunConfig
-    from fedsieve.experiments.resolve import resolve
-    from fedsieve.experiments.runner import run_rounds
-    from fedsieve.experiments.simulation import Simulation
-
-    run = resolve(
-        RunConfig(
-            algorithm_name="flops-pa",
-            rounds=40,
-            density=0.05,
-            seed=1,
-            data=Synthetic(num_examples=2000, num_features=100, true_density=0.05),
-            federation=FederationConfig(clients=20, participation=0.25),
-            algorithm=FlopsPA(**recipe),
-        )
-    )
-    last = list(run_rounds(run, Simulation(run)))[-1].metrics
+    data = Synthetic(num_examples=2000, num_features=100, true_density=0.05)
+    settings = {"rounds": 40, "density": 0.05, "seed": 1, "data": data, "federation": FederationConfig(clients=20, participation=0.25)}
+    last = train_run(small_run("flops-pa", algorithm=FlopsPA(**recipe), **settings))[-1].metrics
     assert last["tdr"] == 1.0
     assert last["r2"] > 0.93

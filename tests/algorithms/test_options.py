@@ -9,12 +9,8 @@ from fedsieve.cli.main import main
 from fedsieve.core.optimizers import Optimizer, StepRule
 from fedsieve.core.schedules import DensitySchedule
 from fedsieve.core.types import Clock
-from fedsieve.data.synthetic import Synthetic
-from fedsieve.experiments.config import FederationConfig, RunConfig
-from fedsieve.experiments.resolve import resolve
-from fedsieve.experiments.runner import run_rounds
-from fedsieve.experiments.simulation import Simulation
 from helpers.algorithms import make_algorithm
+from helpers.runs import small_run, train_run
 
 FALLING = {"density_schedule": DensitySchedule.CUBIC}
 MOMENTUM = {"server_optimizer": Optimizer.MOMENTUM}
@@ -50,18 +46,7 @@ def test_a_falling_schedule_starts_at_the_default_multiple_of_its_target(density
 
 
 def outcome(method, **options):
-    run = resolve(
-        RunConfig(
-            task="lr",
-            algorithm_name=method,
-            density=0.1,
-            rounds=3,
-            data=Synthetic(num_examples=150, num_features=20, true_density=0.1),
-            federation=FederationConfig(clients=8, participation=0.5),
-            algorithm=make_algorithm(method, **{"num_batches": 3, **options}),
-        )
-    )
-    steps = list(run_rounds(run, Simulation(run)))
+    steps = train_run(small_run(method, rounds=3, algorithm=make_algorithm(method, **{"num_batches": 3, **options})))
     return [part for part in steps[-1].result.server if isinstance(part, torch.Tensor)], [step.metrics["bytes_up"] for step in steps]
 
 

@@ -9,33 +9,20 @@ from fedsieve.core.optimizers import Optimizer, StepRule
 from fedsieve.core.schedules import DensitySchedule
 from fedsieve.core.types import Algorithm
 from fedsieve.data.synthetic import Shift, Synthetic
-from fedsieve.experiments.config import FederationConfig, RunConfig
-from fedsieve.experiments.resolve import resolve
-from fedsieve.experiments.runner import run_rounds
-from fedsieve.experiments.simulation import Simulation
+from fedsieve.experiments.config import FederationConfig
 from helpers.algorithms import make_algorithm
+from helpers.runs import small_run, train_run
 
 pytestmark = pytest.mark.usefixtures("few_test_rows")
 DATA = Synthetic(num_examples=400, num_features=50, num_classes=3, true_density=0.1)
 SMALL = FederationConfig(clients=10, participation=0.4)
 
 
-def train(method, task="lr", density=0.1, rounds=5, seed=3, data=DATA, federation=SMALL, centralized=False, **fields):
-    algorithm = make_algorithm(method, **({"num_batches": 6} | fields))
-    run = resolve(
-        RunConfig(
-            task=task,
-            algorithm_name=method,
-            density=density,
-            rounds=rounds,
-            seed=seed,
-            data=data,
-            federation=federation,
-            centralized=centralized,
-            algorithm=algorithm,
-        )
-    )
-    return run, list(run_rounds(run, Simulation(run)))
+def train(method, task="lr", density=0.1, rounds=5, seed=3, data=DATA, federation=SMALL, centralized=False, **options):
+    algorithm = make_algorithm(method, **({"num_batches": 6} | options))
+    settings = {"density": density, "rounds": rounds, "seed": seed, "data": data, "federation": federation, "centralized": centralized}
+    run = small_run(method, task=task, algorithm=algorithm, **settings)
+    return run, train_run(run)
 
 
 @pytest.mark.parametrize("method", ALGORITHMS)

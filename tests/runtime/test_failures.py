@@ -9,7 +9,6 @@ import torch
 from fedsieve.algorithms import ALGORITHMS
 from fedsieve.core.aggregation import Aggregator
 from fedsieve.core.reply_validation import validate_replies
-from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import Engine, FederationConfig, Precision, RunConfig
 from fedsieve.experiments.resolve import resolve
 from fedsieve.experiments.runner import run_rounds
@@ -17,32 +16,14 @@ from fedsieve.experiments.simulation import Simulation
 from fedsieve.runtime.evaluation import DivergedError, RunState
 from fedsieve.runtime.failures import LATE_REASON, Attack, Failures, find_offline, sample_malicious_clients
 from fedsieve.runtime.rounds import sample_cohort
-from helpers.algorithms import make_algorithm
+from helpers.runs import small_run, train_run
 
 pytestmark = pytest.mark.usefixtures("few_test_rows")
-DATA = Synthetic(num_examples=300, num_features=40, true_density=0.1)
 
 
-def run_of(method="fed-avg", failures=None, engine=Engine.BATCHED, rounds=4, **federation):
-    parts = {"clients": 12, "participation": 0.5, **federation}
-    return resolve(
-        RunConfig(
-            algorithm_name=method,
-            density=0.1,
-            rounds=rounds,
-            seed=11,
-            engine=engine,
-            precision=Precision.DOUBLE,
-            data=DATA,
-            federation=FederationConfig(**parts),
-            failures=failures or Failures(),
-            algorithm=make_algorithm(method),
-        )
-    )
-
-
-def steps_of(run):
-    return list(run_rounds(run, Simulation(run)))
+def run_with(method="fed-avg", failures=None, engine=Engine.BATCHED, rounds=4, **federation):
+    settings = {"federation": FederationConfig(**{"clients": 12, "participation": 0.5, **federation}), "failures": failures or Failures()}
+    return small_run(method, engine=engine, rounds=rounds, precision=Precision.DOUBLE, **settings)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +53,7 @@ def test_who_is_away_is_what_stepping_through_all_rounds_gives():
 
 @pytest.mark.parametrize("method", ALGORITHMS)
 def test_half_of_the_clients_away_still_leaves_exactly_m_weights(method):
-    steps = steps_of(run_of(method, Failures(dropout=0.5)))
+    steps = train_run(run_with(method, Failures(dropout=0.5)))
     assert all(int((step.parameters != 0).sum()) == 4 for step in steps)
     asked, replied = (sum(len(getattr(step.result, part)) for step in steps) for part in ("cohort", "replied"))
     assert 0 < replied < asked
@@ -80,7 +61,7 @@ def test_half_of_the_clients_away_still_leaves_exactly_m_weights(method):
 
 def test_half_of_the_clients_away_cost_little_accuracy():
     values = [
-        [step.metrics["r2"] for step in steps_of(run_of("sieve", failures, rounds=20, clients=30, participation=0.3))][-1]
+        [step.metrics["r2"] for step in train_run(run_with("sieve", failures, rounds=20, clients=30, participation=0.3))][-1]
         for failures in (Failures(), Failures(dropout=0.5), Failures(dropout=0.5, return_probability=0.1))
     ]
     assert values[0] > 0.7
@@ -88,8 +69,8 @@ def test_half_of_the_clients_away_cost_little_accuracy():
 
 
 def test_a_round_without_replies_changes_nothing_and_is_reported():
-    run = run_of("flops", Failures(dropout=0.9), rounds=8, clients=6, participation=0.17)
-    steps = steps_of(run)
+    run = run_with("flops", Failures(dropout=0.9), rounds=8, clients=6, participation=0.17)
+    steps = train_run(run)
     silent = [i for i, step in enumerate(steps) if i and not step.result.replied]
     assert silent
     for i in silent:
@@ -99,10 +80,10 @@ def test_a_round_without_replies_changes_nothing_and_is_reported():
 
 
 def test_a_late_reply_is_counted_in_bytes_but_not_aggregated():
-    steps = steps_of(run_of(failures=Failures(straggler_fraction=0.5)))
+    steps = train_run(run_with(failures=Failures(straggler_fraction=0.5)))
     late = [(client, why) for step in steps for client, why in step.result.rejected]
     assert late and {why for _, why in late} == {LATE_REASON}
-    undisturbed = steps_of(run_of())
+    undisturbed = train_run(run_with())
     assert [s.metrics["bytes_up"] for s in steps][:1] == [s.metrics["bytes_up"] for s in undisturbed][:1]
     for step in steps:
         assert sorted([*step.result.replied, *(client for client, _ in step.result.rejected)]) == step.result.cohort
@@ -118,17 +99,17 @@ def test_a_late_reply_is_counted_in_bytes_but_not_aggregated():
 )
 @pytest.mark.parametrize("method", ["sieve", "flops-pa", "flops"])
 def test_both_engines_simulate_the_same_failures(method, failures):
-    loop, batched = (steps_of(run_of(method, failures, engine)) for engine in (Engine.LOOP, Engine.BATCHED))
+    loop, batched = (train_run(run_with(method, failures, engine)) for engine in (Engine.LOOP, Engine.BATCHED))
     assert torch.equal(loop[-1].parameters, batched[-1].parameters)
     assert [s.result.replied for s in loop] == [s.result.replied for s in batched]
 
 
 def test_a_resumed_run_meets_the_same_failures():
     """Nothing is remembered but the server: from round two on, the same clients are away, late and hostile."""
-    run = run_of(
+    run = run_with(
         failures=Failures(dropout=0.4, return_probability=0.3, straggler_fraction=0.2, malicious_fraction=0.2, attack=Attack.RANDOM)
     )
-    whole = steps_of(run)
+    whole = train_run(run)
     later = list(run_rounds(run, Simulation(run), RunState(whole[1].result.server, 2)))
     assert [(s.result.replied, s.result.rejected) for s in later] == [(s.result.replied, s.result.rejected) for s in whole[2:]]
     assert torch.equal(later[-1].parameters, whole[-1].parameters)
@@ -149,7 +130,7 @@ def first_replies(attack, strength, method="fed-avg"):
     """Honest and hostile replies to the same broadcast, as differences to it."""
     captured = {}
     for failures in (Failures(), Failures(malicious_fraction=0.25, attack=attack, attack_scale=strength)):
-        run = run_of(method, failures, rounds=1)
+        run = run_with(method, failures, rounds=1)
         seen = []
 
         def spy(algorithm, packet, came, cohort, clock, screen, dtype, seen=seen):
@@ -158,7 +139,7 @@ def first_replies(attack, strength, method="fed-avg"):
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("fedsieve.runtime.rounds.validate_replies", spy)
-            steps = steps_of(run)
+            steps = train_run(run)
         captured[failures.malicious_fraction > 0] = (seen[0], steps[0].result.rejected)
     lied = sample_malicious_clients(Failures(malicious_fraction=0.25), Simulation(run).population.clients_with_data, 11)
     return captured, lied
@@ -189,18 +170,18 @@ def test_a_random_reply_is_as_long_as_it_should_be_and_a_broken_one_is_rejected(
 @pytest.mark.parametrize("method", ALGORITHMS)
 @pytest.mark.parametrize("kind", [kind for kind in Aggregator if kind is not Aggregator.WEIGHTED])
 def test_every_algorithm_takes_every_aggregator_and_keeps_exactly_m(method, kind):
-    steps = steps_of(run_of(method, Failures(malicious_fraction=0.2, attack_scale=20.0), rounds=2, aggregator=kind, participation=0.8))
+    steps = train_run(run_with(method, Failures(malicious_fraction=0.2, attack_scale=20.0), rounds=2, aggregator=kind, participation=0.8))
     assert int((steps[-1].parameters != 0).sum()) == 4
     assert torch.isfinite(steps[-1].parameters).all()
 
 
 def test_robust_aggregators_return_the_mean_of_equal_replies():
     """Full batches of a cohort of one: every mean is that client's reply, for methods in which all of it is a difference."""
-    plain = steps_of(run_of("fed-avg", clients=1, participation=1.0))[-1].parameters
+    plain = train_run(run_with("fed-avg", clients=1, participation=1.0))[-1].parameters
     for kind in Aggregator:
         if kind is Aggregator.KRUM:
             continue  # it needs three replies
-        torch.testing.assert_close(steps_of(run_of("fed-avg", clients=1, participation=1.0, aggregator=kind))[-1].parameters, plain)
+        torch.testing.assert_close(train_run(run_with("fed-avg", clients=1, participation=1.0, aggregator=kind))[-1].parameters, plain)
 
 
 @pytest.mark.parametrize("kind", [Aggregator.GEOMETRIC_MEDIAN, Aggregator.KRUM, Aggregator.TRIMMED, Aggregator.MEDIAN])
@@ -208,8 +189,8 @@ def test_a_robust_mean_learns_where_the_plain_one_is_carried_away(kind):
     """Three in ten clients send minus five times their difference."""
     hostile = Failures(malicious_fraction=0.3)
     common = {"clients": 20, "participation": 1.0, "rounds": 15}
-    plain = steps_of(run_of("fed-avg", hostile, **common))[-1].metrics["r2"]
-    kept = steps_of(run_of("fed-avg", hostile, aggregator=kind, **common))[-1].metrics["r2"]
+    plain = train_run(run_with("fed-avg", hostile, **common))[-1].metrics["r2"]
+    kept = train_run(run_with("fed-avg", hostile, aggregator=kind, **common))[-1].metrics["r2"]
     assert plain < 0 and kept > 0.25
 
 
@@ -267,12 +248,12 @@ def test_robust_aggregators_weight_clients_equally_by_default():
 
 
 def test_a_bound_on_examples_that_no_client_meets_is_reported():
-    run = run_of(max_claimed_examples=1, alpha=1000.0)
+    run = run_with(max_claimed_examples=1, alpha=1000.0)
     with pytest.raises(DivergedError, match="every reply was rejected"):
-        steps_of(run)
+        train_run(run)
 
 
 def test_failures_do_not_decide_who_is_asked():
-    run = run_of(failures=Failures(dropout=0.5))
+    run = run_with(failures=Failures(dropout=0.5))
     population = Simulation(run).population
-    assert [step.result.cohort for step in steps_of(run)] == [sample_cohort(population, 0.5, 11, t) for t in range(4)]
+    assert [step.result.cohort for step in train_run(run)] == [sample_cohort(population, 0.5, 11, t) for t in range(4)]

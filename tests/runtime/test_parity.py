@@ -5,33 +5,17 @@ import torch
 
 from fedsieve.algorithms import ALGORITHMS
 from fedsieve.core.aggregation import ClientWeighting
-from fedsieve.data.synthetic import Synthetic
-from fedsieve.experiments.config import Engine, FederationConfig, Precision, RunConfig
-from fedsieve.experiments.resolve import resolve
-from fedsieve.experiments.runner import run_rounds
-from fedsieve.experiments.simulation import Simulation
+from fedsieve.experiments.config import Engine, FederationConfig, Precision
 from helpers.algorithms import make_algorithm
+from helpers.runs import SMALL_DATA, small_run, train_run
 
 pytestmark = pytest.mark.usefixtures("few_test_rows")
-DATA = Synthetic(num_examples=300, num_features=40, num_classes=4, true_density=0.1)
 
 
-def outcome(engine, task, method, weights=ClientWeighting.EXAMPLES, precision=Precision.DOUBLE, data=DATA, rounds=4, **fields):
-    run = resolve(
-        RunConfig(
-            task=task,
-            algorithm_name=method,
-            density=0.1,
-            rounds=rounds,
-            seed=11,
-            engine=engine,
-            precision=precision,
-            data=data,
-            federation=FederationConfig(clients=12, participation=0.5, client_weighting=weights),
-            algorithm=make_algorithm(method, **fields),
-        )
-    )
-    steps = list(run_rounds(run, Simulation(run)))
+def outcome(engine, task, method, weights=ClientWeighting.EXAMPLES, precision=Precision.DOUBLE, data=SMALL_DATA, rounds=4, **options):
+    federation = FederationConfig(clients=12, participation=0.5, client_weighting=weights)
+    settings = {"task": task, "engine": engine, "precision": precision, "data": data, "rounds": rounds, "federation": federation}
+    steps = train_run(small_run(method, algorithm=make_algorithm(method, **options), **settings))
     traffic = [(s.metrics["bytes_up"], s.metrics["bytes_down"], s.metrics["bytes_up_payload"]) for s in steps]
     tensors = [part for part in steps[-1].result.server if isinstance(part, torch.Tensor)]
     return steps[-1].parameters, tensors, traffic
@@ -107,15 +91,7 @@ def test_in_single_precision_engines_differ_by_rounding_only():
 @pytest.mark.parametrize("method", ALGORITHMS)
 def test_replies_have_the_fields_that_the_algorithm_declares(method):
     """Any other packet is rejected, so a wrong list would reject every client."""
-    run = resolve(
-        RunConfig(
-            algorithm_name=method,
-            rounds=1,
-            engine=Engine.LOOP,
-            data=DATA,
-            density=0.1,
-            federation=FederationConfig(clients=6, participation=0.5),
-        )
+    (step,) = train_run(
+        small_run(method, rounds=1, engine=Engine.LOOP, federation=FederationConfig(clients=6, participation=0.5), algorithm=None)
     )
-    (step,) = run_rounds(run, Simulation(run))
     assert step.result.rejected == [] and len(step.result.replied) == 3

@@ -10,17 +10,15 @@ from fedsieve.algorithms import ALGORITHMS
 from fedsieve.core.aggregation import Aggregator, ClientWeighting
 from fedsieve.core.private_mean import GaussianMechanism, private_mean, standard_normal
 from fedsieve.core.random import server_sampler
-from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import Engine, FederationConfig, Precision, RunConfig
 from fedsieve.experiments.resolve import resolve
 from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
 from fedsieve.runtime.failures import Attack, Failures
 from fedsieve.runtime.privacy import Privacy, epsilon_by_round
-from helpers.algorithms import make_algorithm
+from helpers.runs import small_run, train_run
 
 pytestmark = pytest.mark.usefixtures("few_test_rows")
-DATA = Synthetic(num_examples=300, num_features=40, true_density=0.1)
 DRAW = server_sampler(0, 0, 0, torch.float64)
 
 
@@ -107,16 +105,13 @@ def test_a_resumed_privacy_account_continues():
 # Runs
 
 
-def run_of(method="fed-avg", engine=Engine.BATCHED, privacy=Privacy(noise_multiplier=0.5), **fields):  # noqa: B008
-    federation = fields.pop("federation", FederationConfig(clients=12, participation=0.5))
-    algorithm = make_algorithm(method)
-    common = {"density": 0.1, "rounds": 3, "seed": 11, "precision": Precision.DOUBLE, "data": DATA, "algorithm": algorithm}
-    return resolve(RunConfig(algorithm_name=method, engine=engine, federation=federation, privacy=privacy, **{**common, **fields}))
+def private_run(method="fed-avg", privacy=Privacy(noise_multiplier=0.5), **settings):  # noqa: B008
+    return small_run(method, privacy=privacy, **{"rounds": 3, "precision": Precision.DOUBLE, **settings})
 
 
 @pytest.mark.parametrize("method", ALGORITHMS)
 def test_every_algorithm_trains_privately_to_equal_results_on_both_engines(method):
-    loop, batched = (list(run_rounds(run := run_of(method, engine), Simulation(run))) for engine in (Engine.LOOP, Engine.BATCHED))
+    loop, batched = (train_run(private_run(method, engine=engine)) for engine in (Engine.LOOP, Engine.BATCHED))
     assert torch.equal(loop[-1].parameters, batched[-1].parameters)
     assert int((loop[-1].parameters != 0).sum()) == 4
     epsilons = [step.metrics["epsilon"] for step in loop]
@@ -125,16 +120,16 @@ def test_every_algorithm_trains_privately_to_equal_results_on_both_engines(metho
 
 
 def test_a_broken_client_counts_as_one_that_did_not_move():
-    run = run_of(failures=Failures(malicious_fraction=0.25, attack=Attack.NAN), privacy=Privacy(noise_multiplier=1e-9, clip=1e6), rounds=1)
-    plain = run_of(privacy=Privacy(noise_multiplier=1e-9, clip=1e6), rounds=1)
-    (broken,), (whole,) = (list(run_rounds(r, Simulation(r))) for r in (run, plain))
+    settings = {"privacy": Privacy(noise_multiplier=1e-9, clip=1e6), "rounds": 1}
+    (broken,) = train_run(private_run(failures=Failures(malicious_fraction=0.25, attack=Attack.NAN), **settings))
+    (whole,) = train_run(private_run(**settings))
     assert broken.result.rejected
     assert torch.isfinite(broken.parameters).all() and not torch.equal(broken.parameters, whole.parameters)
 
 
 def test_while_polishing_the_noise_of_sieve_stays_on_the_support():
-    run = run_of("sieve", rounds=10)
-    steps = list(run_rounds(run, Simulation(run)))
+    run = private_run("sieve", rounds=10)
+    steps = train_run(run)
     before, after = steps[-2].result.server.weights, steps[-1].result.server.weights
     kept = run.algorithm.remembered(steps[-1].result.server) * before
     moved = ~torch.isclose(after, kept, rtol=1e-9)
@@ -144,8 +139,8 @@ def test_while_polishing_the_noise_of_sieve_stays_on_the_support():
 def test_a_resumed_private_run_goes_on_to_the_same_bits_and_the_same_epsilon():
     from fedsieve.runtime.evaluation import RunState
 
-    run = run_of("sieve")
-    whole = list(run_rounds(run, Simulation(run)))
+    run = private_run("sieve")
+    whole = train_run(run)
     later = list(run_rounds(run, Simulation(run), RunState(whole[0].result.server, 1)))
     assert torch.equal(later[-1].parameters, whole[-1].parameters)
     assert [step.metrics["epsilon"] for step in later] == pytest.approx([step.metrics["epsilon"] for step in whole[1:]])
@@ -154,8 +149,8 @@ def test_a_resumed_private_run_goes_on_to_the_same_bits_and_the_same_epsilon():
 def test_privacy_is_off_by_default_and_delta_follows_the_number_of_clients():
     assert resolve(RunConfig()).algorithm.privacy is None
     assert resolve(RunConfig()).privacy.delta is None
-    assert run_of().privacy.delta == pytest.approx(0.1 / 12)
-    assert run_of().federation.client_weighting is ClientWeighting.UNIFORM
+    assert private_run().privacy.delta == pytest.approx(0.1 / 12)
+    assert private_run().federation.client_weighting is ClientWeighting.UNIFORM
 
 
 @pytest.mark.parametrize(
@@ -194,8 +189,8 @@ def test_privacy_needs_more_than_one_client():
 
 def test_a_clip_for_gates_is_refused_where_there_are_none():
     with pytest.raises(ValueError, match="sends no gates"):
-        run_of("fed-avg", privacy=Privacy(noise_multiplier=1.0, gate_clip=1.0))
-    assert run_of("sieve", privacy=Privacy(noise_multiplier=1.0, gate_clip=2.0)).algorithm.privacy.gate_clip == 2.0
+        private_run("fed-avg", privacy=Privacy(noise_multiplier=1.0, gate_clip=1.0))
+    assert private_run("sieve", privacy=Privacy(noise_multiplier=1.0, gate_clip=2.0)).algorithm.privacy.gate_clip == 2.0
 
 
 def test_without_the_accountant_the_way_to_install_it_is_named(monkeypatch):
@@ -207,6 +202,6 @@ def test_without_the_accountant_the_way_to_install_it_is_named(monkeypatch):
 def test_a_private_run_is_restored_from_its_settings():
     from fedsieve.experiments.config_io import from_settings_dict
 
-    run = run_of()
+    run = private_run()
     assert resolve(from_settings_dict(run.settings_dict)).settings_dict == run.settings_dict
     assert resolve(replace(run.config, seed=3)).algorithm.privacy == run.algorithm.privacy

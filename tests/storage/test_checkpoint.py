@@ -12,17 +12,14 @@ from safetensors.numpy import save as save_safetensors
 
 from fedsieve.algorithms import ALGORITHMS
 from fedsieve.core.optimizers import Optimizer
-from fedsieve.data.synthetic import Synthetic
-from fedsieve.experiments.config import Engine, FederationConfig, RunConfig
-from fedsieve.experiments.resolve import resolve
+from fedsieve.experiments.config import Engine
 from fedsieve.experiments.runner import initial_state, run_rounds
 from fedsieve.experiments.simulation import Simulation
 from fedsieve.runtime.evaluation import RunState
 from fedsieve.storage import checkpoint
 from fedsieve.storage.checkpoint import CheckpointError, SettingsChangedError
 from helpers.algorithms import make_algorithm
-
-DATA = Synthetic(num_examples=200, num_features=30, true_density=0.1)
+from helpers.runs import small_run
 
 
 class Inner(NamedTuple):
@@ -41,24 +38,12 @@ def state(value=1.0, size=3):
     return State(torch.full((size,), float(value)), Inner(7, 0.1, torch.tensor(2.5, dtype=torch.float64)), "a")
 
 
-def small_run(algorithm_name="sieve", **fields):
-    options = {
-        "task": "lr",
-        "density": 0.1,
-        "rounds": 4,
-        "seed": 5,
-        "data": DATA,
-        "federation": FederationConfig(clients=8, participation=0.5),
-    }
-    algorithm = make_algorithm(algorithm_name, 3, server_optimizer=Optimizer.ADAM, server_learning_rate=0.1)
-    return resolve(RunConfig(algorithm_name=algorithm_name, algorithm=algorithm, **(options | fields)))
-
-
 @pytest.mark.usefixtures("few_test_rows")
 @pytest.mark.parametrize("algorithm_name", ALGORITHMS)
 @pytest.mark.parametrize("engine", Engine)
 def test_every_algorithm_resumes_from_a_checkpoint_to_the_same_bits(algorithm_name, engine, tmp_path):
-    run = small_run(algorithm_name, engine=engine)
+    algorithm = make_algorithm(algorithm_name, 3, server_optimizer=Optimizer.ADAM, server_learning_rate=0.1)
+    run = small_run(algorithm_name, engine=engine, algorithm=algorithm)
     simulation = Simulation(run)
     steps = list(run_rounds(run, simulation))
     checkpoint.save(tmp_path, 2, steps[1].result.server, run.settings_dict)
