@@ -1,1 +1,1 @@
-"""Measurements that are not tests: their own commands, ratios side by side."""
+"""Benchmarks: each is a command that prints a table."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: fedsieve against those who do the same work, interleaved; ratios, not seconds, are what to read."""
+"""`python -m benchmarks`: CPU time of fedsieve and of other implementations of the same work, interleaved. Compare the ratios."""
 
 import argparse
 import json
@@ -18,13 +18,13 @@ RIVALS = {
 }
 RIVAL_NAMES = ("naive_loop", "flower", "pfl", "fedjax")
 OTHER_COLUMNS = ("as_module", "roofline", "peak_mb", "torch", "two_threads")
-"""Besides rivals: a module over lean, times the floor, memory, over lean without compiled passes, wall time of one thread over two."""
+"""Other figures: a module over the naive loop, over the roofline, memory, without kernels over the naive loop, one thread over two."""
 MODULE_WORKLOADS = ("W1", "W2")
-"""Workloads whose model is also run as a module; LeNet is one already, and modules take no sparse rows."""
+"""Workloads whose model is also run as a module; LeNet is one already, and modules take no sparse examples."""
 
 
 def main() -> None:
-    """Run what was asked for, print a table, and with --json one line that holds the ratios."""
+    """Run the workloads and print a table; with --json also one line with the ratios."""
     options = parse_arguments()
     results = {}
     for name in options.workload:
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """What the user typed."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     names = [*WORKLOADS, "W5"]
     parser.add_argument("--workload", nargs="+", choices=names, default=names, metavar="W", help="W1 to W5 and RCV1 (default: all)")
@@ -46,7 +46,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--repeats", type=int, default=7, help="interleaved repeats (default: 7)")
     parser.add_argument("--threads", type=int, default=1, help="threads of each contender (default: 1)")
-    parser.add_argument("--json", action="store_true", help="the last line is one object: how many times faster than each rival")
+    parser.add_argument("--json", action="store_true", help="print the speedups over each rival as one JSON object on the last line")
     options = parser.parse_args()
     for name in ("repeats", "threads"):
         if getattr(options, name) < 1:
@@ -55,19 +55,21 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def compare_contenders(workload: Workload, rivals: list[str], repeats: int, threads: int) -> dict[str, float | None]:
-    """One workload, all contenders."""
-    asked = [rival for rival in RIVALS[workload.name] if rival in rivals]
+    """Return the ratios of all contenders on one workload, and print their times."""
+    compared = [rival for rival in RIVALS[workload.name] if rival in rivals]
     generic = ["as_module"] if workload.name in MODULE_WORKLOADS else []
-    timings, missing = time_interleaved(workload, ["fedsieve", "torch_only", "two_threads", "roofline", *generic, *asked], repeats, threads)
+    timings, missing = time_interleaved(
+        workload, ["fedsieve", "torch_only", "two_threads", "roofline", *generic, *compared], repeats, threads
+    )
     if "fedsieve" not in timings:
         if workload.name == "RCV1":
             print(f"\n{workload.name}  left out: {missing['fedsieve']}")
             return dict.fromkeys((*RIVAL_NAMES, *OTHER_COLUMNS))
-        sys.exit(f"{workload.name}: our own run {missing['fedsieve']}")
+        sys.exit(f"{workload.name}: fedsieve itself {missing['fedsieve']}")
     ours = timings["fedsieve"]
     print(f"\n{workload.name}  {workload.description}, batch {workload.batch_size}, {workload.local_steps} steps")
-    print(f"{'':12}{'CPU us a client-step':>24}{'wall us':>12}{'peak MB':>10}{'we are faster':>16}")
-    print(f"{'':12}{'median':>14}{'least':>10}{'median':>12}")
+    print(f"{'':12}{'CPU us per client step':>24}{'wall us':>12}{'peak MB':>10}{'speedup':>16}")
+    print(f"{'':12}{'median':>14}{'minimum':>10}{'median':>12}")
     for contender, timing in timings.items():
         scale = 1e6 / workload.client_steps
         ratio = "" if contender == "fedsieve" else f"{speedup(ours, timing):15.2f}x"
@@ -75,8 +77,8 @@ def compare_contenders(workload: Workload, rivals: list[str], repeats: int, thre
             f"{contender:12}{scale * median(timing.cpu):>14.0f}{scale * min(timing.cpu):>10.0f}"
             f"{scale * median(timing.wall):>12.0f}{timing.peak_mb:>10.0f}{ratio}"
         )
-    for contender, why in missing.items():
-        print(f"{contender:12}missing: {why}")
+    for contender, reason in missing.items():
+        print(f"{contender:12}missing: {reason}")
     sys.stdout.flush()
     row: dict[str, float | None] = {name: round(speedup(ours, timings[name]), 2) if name in timings else None for name in RIVAL_NAMES}
     row["as_module"] = (

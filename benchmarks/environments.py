@@ -1,4 +1,4 @@
-"""Rivals in environments of their own, made on first use below `.bench/`; one that cannot be installed is missing, never an error."""
+"""Virtual environments of the rivals, created below `.bench/` on first use. A rival that cannot be installed is reported as missing."""
 
 import subprocess
 import sys
@@ -16,11 +16,11 @@ INSTALL_SECONDS = 1800
 
 
 class UnavailableError(RuntimeError):
-    """A rival that cannot take part; the message says why."""
+    """A rival cannot be run; the message says why."""
 
 
 def find_interpreter(contender: str) -> Path:
-    """The Python that has what the contender needs."""
+    """Return the Python interpreter with the packages of a contender."""
     if contender not in PACKAGES:
         return Path(sys.executable)
     home = ENVIRONMENTS_DIR / contender
@@ -34,12 +34,12 @@ def find_interpreter(contender: str) -> Path:
 
 def _install(environment_dir: Path, packages: list[str]) -> None:
     print(f"installing {environment_dir.name} into {environment_dir.relative_to(ROOT)}", file=sys.stderr)
-    held = ENVIRONMENTS_DIR / "constraints.txt"  # only what must not vary: the rest of ours may not suit a rival
-    held.write_text("".join(line for line in (ROOT / "constraints.txt").open() if line.split("==")[0] in PINNED_PACKAGES))
-    pip = [str(environment_dir / "bin" / "python"), "-m", "pip", "install", "--quiet", "-c", str(held), *packages]
+    constraints = ENVIRONMENTS_DIR / "constraints.txt"  # rivals may need other versions of all other packages
+    constraints.write_text("".join(line for line in (ROOT / "constraints.txt").open() if line.split("==")[0] in PINNED_PACKAGES))
+    pip = [str(environment_dir / "bin" / "python"), "-m", "pip", "install", "--quiet", "-c", str(constraints), *packages]
     for command in ([sys.executable, "-m", "venv", str(environment_dir)], pip):
         try:
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=INSTALL_SECONDS)
-        except (subprocess.SubprocessError, OSError) as problem:
-            told = (getattr(problem, "stderr", "") or str(problem)).strip()
-            raise UnavailableError(f"cannot be installed: {told.splitlines()[-1] if told else type(problem).__name__}") from None
+        except (subprocess.SubprocessError, OSError) as error:
+            output = (getattr(error, "stderr", "") or str(error)).strip()
+            raise UnavailableError(f"cannot be installed: {output.splitlines()[-1] if output else type(error).__name__}") from None

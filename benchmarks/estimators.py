@@ -1,6 +1,6 @@
-"""`python -m benchmarks.estimators`: the estimators, whose rows stay on ten clients, beside scikit-learn's l1 models, which see all rows.
+"""`python -m benchmarks.estimators`: the estimators on ten clients and scikit-learn's l1 models on all examples in one place.
 
-Both get as many non-zero weights; of the l1 path the densest model with at most that many. Quality on a quarter of the rows held out.
+Both have the same number of non-zero weights: the l1 model is the densest with at most as many. A quarter of the examples is held out.
 """
 
 import warnings
@@ -22,7 +22,7 @@ NUM_BISECTIONS = 10
 
 
 def l1_model(strength, num_classes):
-    """scikit-learn's l1 model; a larger strength keeps more."""
+    """Return scikit-learn's l1 model; a larger strength keeps more weights."""
     if num_classes is None:
         return make_pipeline(StandardScaler(), Lasso(alpha=1 / strength))
     solver = (
@@ -34,7 +34,7 @@ def l1_model(strength, num_classes):
 
 
 def densest_l1_model(max_nonzero, x, y, num_classes):
-    """The densest l1 model with at most `kept` non-zeros, by bisection of its strength."""
+    """Return the densest l1 model with at most `max_nonzero` weights, by bisection of its strength."""
     low, high, found = 1e-3, 1e2, None
     for _ in range(NUM_BISECTIONS):
         middle = np.sqrt(low * high)
@@ -47,30 +47,32 @@ def densest_l1_model(max_nonzero, x, y, num_classes):
 
 
 def compare(name, density):
-    """Scores of both over the seeds, the weights kept, and what crossed."""
+    """Return the scores of both models for each seed, the number of weights, and the mean bytes sent."""
     x, y = DATASETS[name](return_X_y=True)
-    many = None if name == "diabetes" else len(np.unique(y))
-    scores, kept, crossed = [], 0, []
+    num_classes = None if name == "diabetes" else len(np.unique(y))
+    scores, kept, num_bytes = [], 0, []
     for seed in SEEDS:
-        rows, held, target, truth = train_test_split(x, y, random_state=seed, stratify=None if many is None else y)
-        cls = SparseFederatedRegressor if many is None else SparseFederatedClassifier
-        ours = cls(density, random_state=seed).fit(rows, target)
+        train_x, test_x, train_y, test_y = train_test_split(x, y, random_state=seed, stratify=None if num_classes is None else y)
+        cls = SparseFederatedRegressor if num_classes is None else SparseFederatedClassifier
+        ours = cls(density, random_state=seed).fit(train_x, train_y)
         kept = int((ours.coef_ != 0).sum())
-        scores.append((ours.score(held, truth), densest_l1_model(kept, rows, target, many).score(held, truth)))
-        crossed.append(ours.bytes_up_ + ours.bytes_down_)
-    return np.array(scores), kept, np.mean(crossed)
+        scores.append((ours.score(test_x, test_y), densest_l1_model(kept, train_x, train_y, num_classes).score(test_x, test_y)))
+        num_bytes.append(ours.bytes_up_ + ours.bytes_down_)
+    return np.array(scores), kept, np.mean(num_bytes)
 
 
 def main():
-    """The table, as Markdown."""
+    """Print a table in Markdown."""
     warnings.simplefilter("ignore", ConvergenceWarning)
-    print(f"| held-out accuracy, R2 for diabetes ({len(SEEDS)} splits) | weights kept | fedsieve | l1, all rows in one place | kB sent |")
+    print(
+        f"| held-out accuracy, R2 for diabetes ({len(SEEDS)} splits) | weights kept | fedsieve | l1, all examples in one place | kB sent |"
+    )
     print("|---|---|---|---|---|")
     for name in DATASETS:
         for density in DENSITIES:
-            scores, kept, crossed = compare(name, density)
+            scores, kept, num_bytes = compare(name, density)
             ours, theirs = (f"{mean:.3f} +- {spread:.3f}" for mean, spread in zip(scores.mean(0), scores.std(0, ddof=1), strict=True))
-            print(f"| {name} | {kept} | {ours} | {theirs} | {crossed / 1000:.0f} |", flush=True)
+            print(f"| {name} | {kept} | {ours} | {theirs} | {num_bytes / 1000:.0f} |", flush=True)
 
 
 if __name__ == "__main__":

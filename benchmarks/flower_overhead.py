@@ -1,7 +1,7 @@
-"""What crosses between a node and the superlink besides our packets: `python -m benchmarks.flower_overhead`.
+"""`python -m benchmarks.flower_overhead`: bytes between a node and the superlink besides our packets.
 
 A relay on loopback counts the bytes of each node's connections, without TLS. Packets and Flower's objects are counted by the server;
-the rest is HTTP, and a node that asks whether there is something to do. Bytes, so a busy machine changes only the time and the polls.
+the rest is HTTP and the polling of nodes. A busy machine changes only the time and the number of polls.
 """
 
 import json
@@ -18,7 +18,7 @@ NUM_NODES, NUM_ROUNDS, IDLE_SECONDS = 3, 3, 30.0
 
 
 class Relay:
-    """Passes connections on to a port and counts bytes each way."""
+    """Forwards connections to a port and counts the bytes of both directions."""
 
     def __init__(self, port: int) -> None:
         self.port, self.up, self.down = port, 0, 0
@@ -27,19 +27,19 @@ class Relay:
         threading.Thread(target=self.accept_connections, daemon=True).start()
 
     def accept_connections(self) -> None:
-        """Two threads for every connection."""
+        """Accept connections and start two threads for each."""
         while True:
-            near, _ = self.listener.accept()
+            client, _ = self.listener.accept()
             try:
-                far = socket.create_connection((LOOPBACK, self.port))
+                server = socket.create_connection((LOOPBACK, self.port))
             except OSError:  # the superlink has been stopped
-                near.close()
+                client.close()
                 continue
-            threading.Thread(target=self.forward, args=(near, far, "up"), daemon=True).start()
-            threading.Thread(target=self.forward, args=(far, near, "down"), daemon=True).start()
+            threading.Thread(target=self.forward, args=(client, server, "up"), daemon=True).start()
+            threading.Thread(target=self.forward, args=(server, client, "down"), daemon=True).start()
 
     def forward(self, source: socket.socket, target: socket.socket, direction: str) -> None:
-        """Pass on what comes, and count it."""
+        """Forward and count bytes until the connection is closed."""
         try:
             while data := source.recv(65536):
                 setattr(self, direction, getattr(self, direction) + len(data))
@@ -52,9 +52,9 @@ class Relay:
 
 
 def main() -> None:
-    """Three nodes: idle first, then three rounds of the template's app."""
+    """Measure three nodes: first idle, then in three rounds of the template's app."""
     with tempfile.TemporaryDirectory(prefix="fs-") as home, LocalCluster(Path(home) / "flwr", Path(home) / "logs") as federation:
-        app, place = Path(home) / "app", Path(home) / "run"
+        app, run_dir = Path(home) / "app", Path(home) / "run"
         flower.new(app)
         federation.start_superlink()
         relay = Relay(federation.port)
@@ -67,15 +67,15 @@ def main() -> None:
             (now - then) / (time.monotonic() - began) / NUM_NODES for now, then in zip((relay.up, relay.down), idle, strict=True)
         )
         before, began = (relay.up, relay.down), time.monotonic()
-        run = federation.submit(app, {"rounds": NUM_ROUNDS, "run-dir": str(place)})
+        run = federation.submit(app, {"rounds": NUM_ROUNDS, "run-dir": str(run_dir)})
         federation.stream_log(run).wait()
         seconds = time.monotonic() - began
-        crossed = (relay.up - before[0], relay.down - before[1])
-        result = json.loads((place / "result.json").read_text())
-    for way, total, rate in zip(("up", "down"), crossed, idle_rate, strict=True):
+        totals = (relay.up - before[0], relay.down - before[1])
+        result = json.loads((run_dir / "result.json").read_text())
+    for direction, total, rate in zip(("up", "down"), totals, idle_rate, strict=True):
         print(
-            f"{way}: packets {result[f'bytes_{way}']} B, Flower's objects {result[f'flower_overhead_{way}']} B, in total {total} B "
-            f"({NUM_NODES} nodes, {NUM_ROUNDS} rounds, {seconds:.0f} s); an idle node {rate:.0f} B/s"
+            f"{direction}: packets {result[f'bytes_{direction}']} B, Flower's objects {result[f'flower_overhead_{direction}']} B, "
+            f"in total {total} B ({NUM_NODES} nodes, {NUM_ROUNDS} rounds, {seconds:.0f} s); an idle node {rate:.0f} B/s"
         )
 
 

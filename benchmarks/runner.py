@@ -1,4 +1,4 @@
-"""Contenders side by side: each in its own process, rounds interleaved, so that a busy machine slows all of them alike."""
+"""Run contenders in processes of their own, with interleaved rounds, so that other work on the machine slows all of them."""
 
 import json
 import os
@@ -14,7 +14,7 @@ TIMEOUT_SECONDS = 300
 
 
 class Timing(NamedTuple):
-    """What one contender needed, a repeat after another: seconds a round."""
+    """Seconds per round of one contender in each repeat, and its memory."""
 
     cpu: list[float]
     wall: list[float]
@@ -40,7 +40,7 @@ class ContenderProcess:
         self._read_answer(TIMEOUT_SECONDS)
 
     def run_rounds(self, num_rounds: int) -> dict[str, float]:
-        """Train some rounds, and what they cost each."""
+        """Train some rounds and return the mean cost of one."""
         self._process.stdin.write(f"{num_rounds}\n")
         self._process.stdin.flush()
         return self._read_answer(TIMEOUT_SECONDS)
@@ -53,8 +53,8 @@ class ContenderProcess:
         if not line:
             self._process.wait()
             self._log.seek(0)
-            told = self._log.read().strip().splitlines()
-            raise UnavailableError(f"stopped: {told[-1] if told else 'no answer'}"[:200])
+            lines = self._log.read().strip().splitlines()
+            raise UnavailableError(f"stopped: {lines[-1] if lines else 'no answer'}"[:200])
         return json.loads(line)
 
     def close(self) -> None:
@@ -68,33 +68,33 @@ class ContenderProcess:
 
 
 def time_interleaved(workload: Workload, contenders: list[str], repeats: int, threads: int) -> tuple[dict[str, Timing], dict[str, str]]:
-    """The timings of all that could take part, and why the others could not."""
+    """Return the timings of the contenders, and the reasons why others are missing."""
     (ROOT / ".bench").mkdir(exist_ok=True)
-    racers: dict[str, ContenderProcess] = {}
+    processes: dict[str, ContenderProcess] = {}
     answers: dict[str, list[dict[str, float]]] = {}
     missing: dict[str, str] = {}
     for contender in contenders:
         try:
-            racers[contender] = ContenderProcess(contender, workload, threads)
+            processes[contender] = ContenderProcess(contender, workload, threads)
             answers[contender] = []
-        except UnavailableError as problem:
-            missing[contender] = str(problem)
+        except UnavailableError as error:
+            missing[contender] = str(error)
     for _ in range(repeats):
-        for contender in list(racers):
+        for contender in list(processes):
             try:
-                answers[contender].append(racers[contender].run_rounds(workload.timed_rounds))
-            except UnavailableError as problem:
-                missing[contender] = str(problem)
-                del racers[contender], answers[contender]
-    for racer in racers.values():
-        racer.close()
+                answers[contender].append(processes[contender].run_rounds(workload.timed_rounds))
+            except UnavailableError as error:
+                missing[contender] = str(error)
+                del processes[contender], answers[contender]
+    for process in processes.values():
+        process.close()
     timings = {
-        contender: Timing([a["cpu"] for a in given], [a["wall"] for a in given], given[-1]["peak_mb"])
-        for contender, given in answers.items()
+        contender: Timing([a["cpu"] for a in costs], [a["wall"] for a in costs], costs[-1]["peak_mb"])
+        for contender, costs in answers.items()
     }
     return timings, missing
 
 
 def speedup(ours: Timing, theirs: Timing) -> float:
-    """How often we finish while they finish once: the median over repeats of the ratio of CPU times."""
-    return median(there / here for here, there in zip(ours.cpu, theirs.cpu, strict=True))
+    """Return the median over repeats of their CPU time divided by ours."""
+    return median(their_time / our_time for our_time, their_time in zip(ours.cpu, theirs.cpu, strict=True))

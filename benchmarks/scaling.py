@@ -1,7 +1,6 @@
-"""`python -m benchmarks.scaling [FOLDER]`: what a client-step costs as cohorts, models and populations grow; a table and a picture.
+"""`python -m benchmarks.scaling [FOLDER]`: CPU time per client step for growing cohorts, models and populations, as tables and a figure.
 
-Cohorts and models grow over rows that are there. Populations draw each client's rows from its own stream when it is asked, so only the
-cohort costs anything.
+The examples of a population are generated when a client is sampled, so that only the cohort takes time and memory.
 """
 
 import resource
@@ -31,21 +30,21 @@ EXAMPLES_PER_CLIENT = 64
 
 
 class GeneratedClientData(ClientData):
-    """Rows that exist only while a client steps: client c's are drawn from its own stream."""
+    """Examples that are generated from a client's random stream when the client trains."""
 
     def __init__(self, objective: Linear, batch_size: int) -> None:
         super().__init__(torch.empty(0, objective.num_features), torch.empty(0), [], objective, batch_size)
 
     def num_examples(self, client: int) -> int:
-        """As many for each."""
+        """Return the same number for every client."""
         return EXAMPLES_PER_CLIENT
 
-    def batches(self, seed: int, round: int, clients: Sequence[int], hands: int, played: slice) -> Iterator[Batch]:
-        """The rows dealt to a stack of clients, step by step."""
-        dealt = [self.epoch_batches(seed, round, client, hands)[played] for client in clients]
-        for step in zip(*dealt, strict=True):
-            drawn = [self._generate_batch(client, hand) for client, hand in zip(clients, step, strict=True)]
-            yield Batch(torch.stack([x for x, _ in drawn]), torch.stack([y for _, y in drawn]))
+    def batches(self, seed: int, round: int, clients: Sequence[int], num_batches: int, selected: slice) -> Iterator[Batch]:
+        """Yield some of a round's batches of a stack of clients."""
+        by_client = [self.epoch_batches(seed, round, client, num_batches)[selected] for client in clients]
+        for step in zip(*by_client, strict=True):
+            batches = [self._generate_batch(client, indices) for client, indices in zip(clients, step, strict=True)]
+            yield Batch(torch.stack([x for x, _ in batches]), torch.stack([y for _, y in batches]))
 
     def _generate_batch(self, client: int, indices: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         rng = generator(1, "rows of", client)
@@ -54,11 +53,11 @@ class GeneratedClientData(ClientData):
 
 
 def training_rounds(workload: Workload, num_clients: int | None) -> Iterator:
-    """Rounds of a cohort of `work.clients` out of a population, or of a cohort that holds its rows."""
+    """Return the rounds of a cohort of `workload.num_clients`, sampled from a population of `num_clients` if that is set."""
     algorithm = build_algorithm(workload)
     objective = Linear(loss=Loss.SOFTMAX, num_features=workload.num_features, num_outputs=workload.num_outputs)
-    rows = build_client_data(workload, objective) if num_clients is None else GeneratedClientData(objective, workload.batch_size)
-    exchange = BatchedEngine(context=RunContext(algorithm=algorithm, objective=objective, seed=1, fingerprint=1), data=rows)
+    data = build_client_data(workload, objective) if num_clients is None else GeneratedClientData(objective, workload.batch_size)
+    exchange = BatchedEngine(context=RunContext(algorithm=algorithm, objective=objective, seed=1, fingerprint=1), data=data)
     num_clients = num_clients or workload.num_clients
     server = initial_server(algorithm, objective, 1, torch.float32)
     return train(
@@ -67,43 +66,43 @@ def training_rounds(workload: Workload, num_clients: int | None) -> Iterator:
 
 
 def round_cpu_seconds(workload: Workload, num_clients: int | None, num_rounds: int) -> float:
-    """The least CPU time of a round in seconds."""
+    """Return the minimum CPU time of a round in seconds, after a first round."""
     training = training_rounds(workload, num_clients)
     next(training)
     return min_round_cpu_seconds(training, num_rounds)
 
 
 def min_round_cpu_seconds(training: Iterator, num_rounds: int) -> float:
-    """The least CPU time among the next rounds."""
-    taken = []
+    """Return the minimum CPU time of the next rounds."""
+    seconds = []
     for _ in range(num_rounds):
-        began = time.process_time()
+        start = time.process_time()
         next(training)
-        taken.append(time.process_time() - began)
-    return min(taken)
+        seconds.append(time.process_time() - start)
+    return min(seconds)
 
 
 def measure_cohort_sizes(base: Workload) -> list[tuple[int, float]]:
-    """CPU microseconds a client-step in ever larger cohorts."""
+    """Return CPU microseconds per client step for each cohort size."""
     works = [base._replace(num_clients=cohort) for cohort in COHORT_SIZES]
     return [(work.num_clients, 1e6 * round_cpu_seconds(work, None, 3) / work.client_steps) for work in works]
 
 
 def measure_population_sizes(base: Workload) -> list[tuple[int, float]]:
-    """The same for a cohort of 100 out of ever larger populations."""
+    """Return the same for a cohort of 100 from each population size."""
     work = base._replace(num_clients=100)
     return [(population, 1e6 * round_cpu_seconds(work, population, 3) / work.client_steps) for population in POPULATION_SIZES]
 
 
 def measure_model_sizes(base: Workload) -> list[tuple[int, float]]:
-    """The same for ever larger models."""
+    """Return the same for each model size."""
     shapes = [(size, 10 if size <= 100_000 else 100) for size in MODEL_SIZES]
     works = [base._replace(num_features=size // outputs, num_outputs=outputs) for size, outputs in shapes]
     return [(work.size, 1e6 * round_cpu_seconds(work, None, 3) / work.client_steps) for work in works]
 
 
 def measure_later_rounds(workload: Workload) -> list[tuple[int, float]]:
-    """CPU microseconds a client-step after ever more rounds: the least of ten."""
+    """Return CPU microseconds per client step after each number of rounds, the minimum of ten."""
     training, found = training_rounds(workload, None), []
     for rounds in ROUND_COUNTS:
         for _ in range(rounds - 10 - (found[-1][0] if found else 0)):
@@ -113,7 +112,7 @@ def measure_later_rounds(workload: Workload) -> list[tuple[int, float]]:
 
 
 def draw_curves(curves: dict[str, list[tuple[int, float]]], path: Path) -> None:
-    """Four curves side by side."""
+    """Draw four curves next to each other."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -125,7 +124,7 @@ def draw_curves(curves: dict[str, list[tuple[int, float]]], path: Path) -> None:
         axis.set_xlabel(name)
         axis.set_ylim(min(y for _, y in points) / 3, max(y for _, y in points) * 3)
         axis.grid(alpha=0.3)
-    axes[0].set_ylabel("CPU microseconds a client-step")
+    axes[0].set_ylabel("CPU microseconds per client step")
     figure.savefig(path, dpi=150)
 
 
@@ -135,22 +134,22 @@ MEASUREMENTS = {
     "rounds so far": measure_later_rounds,
     "parameters": measure_model_sizes,
 }
-"""What grows; models last, as they take the most memory."""
+"""The measurements; models are last because they take the most memory."""
 
 
 def main() -> None:
-    """Print a table of each, and save the picture."""
+    """Print a table of each measurement and save the figure."""
     torch.set_num_threads(1)
     base, found = WORKLOADS["W2"]._replace(local_steps=4, examples_per_client=EXAMPLES_PER_CLIENT), {}
     for name, measure in MEASUREMENTS.items():
         found[name] = measure(base)
-        print(f"\n{name:>28}  CPU us a client-step")
+        print(f"\n{name:>28}  CPU us per client step")
         for size, microseconds in found[name]:
             print(f"{size:>28,}  {microseconds:>10.0f}")
         print(f"peak memory so far {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB", flush=True)
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
     draw_curves(found, folder / "scaling.png")
-    print(f"picture in {folder / 'scaling.png'}")
+    print(f"figure in {folder / 'scaling.png'}")
 
 
 if __name__ == "__main__":

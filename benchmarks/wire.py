@@ -1,4 +1,4 @@
-"""What packets weigh and cost: sizes against the entropy limit, and coding time against one local training step of the same model."""
+"""`python -m benchmarks.wire`: sizes of packets with the entropy limit, and coding time relative to a local step of the same model."""
 
 import time
 from math import lgamma, log
@@ -18,7 +18,7 @@ MODELS = {(7_840, 392): (784, 10), (48_608, 243): (784, 62), (1_606_024, 8_030):
 
 
 def random_packet(n: int, m: int, rng: np.random.Generator) -> Packet:
-    """A FLoPS-PA message at a random support: 8-bit weights, 8-bit gates, the rest gate."""
+    """Return a FLoPS-PA message with a random support: 8-bit weights, 8-bit gates and the default gate."""
     support = torch.from_numpy(np.sort(rng.choice(n, m, replace=False)))
     draw = client_sampler(0, 0, 0, 0, [0], torch.float32)
     packet = sparse_packet(support[None], {"weights": torch.from_numpy(rng.standard_normal((1, n), dtype=np.float32))}, 8, draw)
@@ -27,17 +27,17 @@ def random_packet(n: int, m: int, rng: np.random.Generator) -> Packet:
 
 
 def min_cpu_seconds(function, repeats: int) -> float:
-    """The least CPU time of one call."""
+    """Return the minimum CPU time of one call."""
     best = float("inf")
     for _ in range(repeats):
-        began = time.process_time()
+        start = time.process_time()
         function()
-        best = min(best, time.process_time() - began)
+        best = min(best, time.process_time() - start)
     return best
 
 
 def make_training_step(features: int, outputs: int, rng: np.random.Generator):
-    """One dense local step of a linear model of this size, batch 32."""
+    """Return a function that takes one local step of a linear model, batch size 32."""
     objective = Linear(loss=Loss.SOFTMAX, num_features=features, num_outputs=outputs)
     theta = torch.zeros(1, objective.layout.size)
     batch = Batch(

@@ -1,4 +1,4 @@
-"""What is timed: rows, sizes and settings of W1 to W4, in NumPy alone, so that every contender's own environment can read them."""
+"""Examples, sizes and settings of the workloads W1 to W4 and RCV1. Needs only NumPy, which every environment of a contender has."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Workload(NamedTuple):
-    """Real training steps of one round; all clients take part, so every contender does the same amount of work."""
+    """The training of one round; all clients take part, so that every contender does the same work."""
 
     name: str
     description: str
@@ -18,29 +18,29 @@ class Workload(NamedTuple):
     num_clients: int
     batch_size: int
     local_steps: int
-    """local steps, or exchanges where gradients are exchanged"""
+    """local steps, or exchanges if gradients are exchanged"""
     density: float = 0.05
     exchanges_gradients: bool = False
-    """Algorithm 1: gradients exchanged every batch; else Algorithm 2"""
+    """whether gradients are exchanged for every batch (Algorithm 1, else Algorithm 2)"""
     samples_gates: bool = True
-    """gates drawn in each local step, or at their median (the default of the task)"""
+    """whether gates are sampled in each local step; else they have their median value"""
     learning_rate: float = 0.05
     gate_learning_rate: float = 0.01
     examples_per_client: int = 320
-    """rows of each client"""
+    """number of examples of each client"""
     nonzero_per_example: int = 0
-    """features of a sparse row; 0 where rows are dense"""
+    """number of features of a sparse example; 0 if examples are dense"""
     timed_rounds: int = 2
-    """rounds timed at once"""
+    """number of rounds timed together"""
 
     @property
     def size(self) -> int:
-        """Parameters."""
+        """The number of parameters."""
         return 44_426 if self.loss == "lenet" else self.num_features * self.num_outputs
 
     @property
     def client_steps(self) -> int:
-        """Steps of all clients in a round."""
+        """The number of local steps of all clients in a round."""
         return self.num_clients * self.local_steps
 
 
@@ -63,7 +63,7 @@ WORKLOADS = {
         Workload("W3", "LeNet, 44,426 weights, 5 clients, FLoPS-PA", "lenet", 784, 10, 5, 32, 10, samples_gates=False),
         Workload(
             "W4",
-            "sparse rows, 47,236 x 34, 5 clients, FLoPS-PA",
+            "sparse examples, 47,236 x 34, 5 clients, FLoPS-PA",
             "multilabel",
             47_236,
             34,
@@ -92,14 +92,14 @@ WORKLOADS = {
 
 
 class Examples(NamedTuple):
-    """Rows of all clients, client after client; sparse ones as the three arrays of a CSR matrix."""
+    """The examples of all clients, client after client; sparse ones as the three arrays of a CSR matrix."""
 
     x: np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]
     y: np.ndarray
 
 
 def draw_examples(workload: Workload) -> Examples:
-    """The rows of a workload."""
+    """Return the examples of a workload."""
     rng = np.random.default_rng(1)
     n = workload.num_clients * workload.examples_per_client
     if workload.name == "RCV1":
@@ -110,30 +110,30 @@ def draw_examples(workload: Workload) -> Examples:
     if workload.loss == "squared":
         truth = np.where(rng.random(workload.num_features) < workload.density, 1, 0).astype(np.float32)
         return Examples(x, x @ truth + rng.standard_normal(n, dtype=np.float32))
-    for row in x:  # one by one: a thousand clients' rows are not held twice
+    for row in x:  # one by one, to save memory with a thousand clients
         np.abs(row, out=row)
         row *= rng.random(workload.num_features, dtype=np.float32) < 0.2
     return Examples(x, rng.integers(0, workload.num_outputs, n))
 
 
 def rcv1_examples(num_examples: int) -> Examples:
-    """The first training rows of RCV1, from the files FEDSIEVE_DATA names; the next contender finds them read."""
-    kept = Path(__file__).parent.parent / ".bench" / f"rcv1-{num_examples}.npz"
-    if not kept.exists():
+    """Return the first training examples of RCV1, from the files in FEDSIEVE_DATA; they are cached for the next contender."""
+    cache = Path(__file__).parent.parent / ".bench" / f"rcv1-{num_examples}.npz"
+    if not cache.exists():
         from fedsieve.data.rcv1 import read_rcv1
 
         (x, y), _, _ = read_rcv1(Path(os.environ["FEDSIEVE_DATA"]) if "FEDSIEVE_DATA" in os.environ else None)
         x = x[:num_examples]
-        np.savez(kept, data=x.data, indices=x.indices, indptr=x.indptr, y=y[:num_examples])
-    with np.load(kept) as rows:
-        return Examples((rows["data"], rows["indices"], rows["indptr"]), rows["y"])
+        np.savez(cache, data=x.data, indices=x.indices, indptr=x.indptr, y=y[:num_examples])
+    with np.load(cache) as arrays:
+        return Examples((arrays["data"], arrays["indices"], arrays["indptr"]), arrays["y"])
 
 
 def sparse_examples(workload: Workload, num_examples: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows like RCV1's: as many words a document, as common as Zipf's law has it, unit length."""
-    common = 1 / (np.arange(workload.num_features) + 10.0)
-    common /= common.sum()
-    words = [np.unique(rng.choice(workload.num_features, workload.nonzero_per_example, p=common)) for _ in range(num_examples)]
+    """Return examples like those of RCV1: as many words per document, frequencies by Zipf's law, unit norm."""
+    frequency = 1 / (np.arange(workload.num_features) + 10.0)
+    frequency /= frequency.sum()
+    words = [np.unique(rng.choice(workload.num_features, workload.nonzero_per_example, p=frequency)) for _ in range(num_examples)]
     lengths = np.array([len(w) for w in words])
     values = rng.random(lengths.sum(), dtype=np.float32)
     norms = np.sqrt(np.add.reduceat(values**2, np.cumsum(lengths) - lengths))

@@ -1,4 +1,4 @@
-"""`make fuzz`: atheris looks for bytes that lead a reader into new code, and for errors that nobody documented.
+"""`make fuzz`: search with atheris for input bytes that raise undocumented errors.
 
 python tools/fuzz.py                 every target for a minute
 python tools/fuzz.py packet 600      one target for ten minutes
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def fuzz_target(name: str, seconds: str) -> None:
-    """Fuzz one target in this process until the time is over or something escapes."""
+    """Fuzz one target in this process until the time is over or an undocumented error is raised."""
     import atheris
 
     with atheris.instrument_imports(include=["fedsieve"]):
@@ -26,7 +26,7 @@ def fuzz_target(name: str, seconds: str) -> None:
 
 
 def main(name: str = "all", seconds: str = "60") -> int:
-    """One target here, or all of them, each in a process of its own."""
+    """Fuzz one target in this process, or all targets in a process each."""
     if name != "all":
         fuzz_target(name, seconds)
         return 0
@@ -36,7 +36,10 @@ def main(name: str = "all", seconds: str = "60") -> int:
     for target in TARGETS:
         done = subprocess.run([sys.executable, __file__, target, seconds], capture_output=True, text=True, check=False)
         units = re.search(r"number_of_executed_units:\s*(\d+)", done.stderr)
-        print(f"{target}: {units[1] if units else '?'} inputs, {'something escaped' if done.returncode else 'nothing escaped'}", flush=True)
+        print(
+            f"{target}: {units[1] if units else '?'} inputs, {'an undocumented error' if done.returncode else 'no undocumented error'}",
+            flush=True,
+        )
         if done.returncode:
             found += 1
             print(done.stdout[-2000:], done.stderr[-4000:], sep="\n")

@@ -1,6 +1,6 @@
-"""Everything that reads what others wrote, fed with bytes: only documented errors may come back.
+"""All readers of files and messages as fuzz targets: they may raise only documented errors.
 
-fuzz.py throws bytes at these for minutes, tests/test_fuzz.py for seconds.
+fuzz.py runs them for minutes, tests/wire/test_fuzz.py for seconds.
 """
 
 import contextlib
@@ -32,14 +32,14 @@ SCRATCH_FILE = Path(tempfile.gettempdir()) / f"fuzz-{os.getpid()}"
 
 
 class Target(NamedTuple):
-    """Something that reads: valid inputs to begin with, how it is fed, and what it may raise."""
+    """A reader: valid inputs to start from, the function that reads bytes, and the errors it may raise."""
 
     seeds: list[bytes]
     feed: Callable[[bytes], object]
     expected_errors: tuple[type[Exception], ...]
 
     def accepts(self, data: bytes) -> bool:
-        """Whether it was accepted; anything that is not documented escapes."""
+        """Return whether the input is accepted; undocumented errors are raised."""
         try:
             self.feed(data)
         except self.expected_errors:
@@ -48,7 +48,7 @@ class Target(NamedTuple):
 
 
 def feed_as_file(read: Callable[[Path], object], suffix: str = "") -> Callable[[bytes], object]:
-    """A reader of files, fed with bytes."""
+    """Return a function that writes bytes to a file and reads it."""
 
     def feed(data: bytes) -> object:
         path = SCRATCH_FILE.with_suffix(suffix)
@@ -61,26 +61,26 @@ def feed_as_file(read: Callable[[Path], object], suffix: str = "") -> Callable[[
     return feed
 
 
-# Settings: the whole way from a file to a run that could begin, which then does not
+# Settings: everything from a file to the start of training
 
 
 def parse_config(path: Path) -> int:
-    """Exit code 0 or 2 and one line; anything else escapes."""
+    """Parse a config file as `fedsieve train` does; anything but exit code 2 and one line is an error."""
     from fedsieve.cli import main, train
 
-    nothing = mock.Mock(side_effect=ValueError("nothing is trained while fuzzing"))
+    no_training = mock.Mock(side_effect=ValueError("nothing is trained while fuzzing"))
     with (
-        mock.patch.multiple(train, Simulation=nothing, tune_run=nothing),
-        contextlib.redirect_stderr(io.StringIO()) as said,
+        mock.patch.multiple(train, Simulation=no_training, tune_run=no_training),
+        contextlib.redirect_stderr(io.StringIO()) as errors,
     ):
         code = main.main(["train", "--config", str(path)])
-    if code != main.EXIT_USAGE or said.getvalue().count("\n") != 1:
-        raise AssertionError(f"exit code {code}, and it said {said.getvalue()!r}")
-    raise run_directory.RunDirectoryError(said.getvalue())
+    if code != main.EXIT_USAGE or errors.getvalue().count("\n") != 1:
+        raise AssertionError(f"exit code {code}, error output {errors.getvalue()!r}")
+    raise run_directory.RunDirectoryError(errors.getvalue())
 
 
 def encode_packet(reference: torch.Tensor | None = None) -> bytes:
-    """A sparse message without its checksum."""
+    """Return a sparse message without its checksum."""
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(SIZE, generator=generator)
     packet = sparse_packet(torch.arange(0, SIZE, 3), {"theta": values}, 8, lambda _, *shape: torch.rand(*shape, generator=generator))
@@ -88,7 +88,7 @@ def encode_packet(reference: torch.Tensor | None = None) -> bytes:
 
 
 def decode_packet(data: bytes) -> object:
-    """With a checksum that fits: behind it everything must be checked again."""
+    """Decode a message with a correct checksum, so that the content itself is validated."""
     reference = torch.arange(0, SIZE, 4)
     return wire.decode(data + crc32(data).to_bytes(4, "little"), MESSAGE_ID, SIZE, reference)
 
@@ -97,7 +97,7 @@ STATE = initial_moments(torch.zeros(3))
 
 
 def npz_bytes(*, num_features: int = 4, compressed: bool = False) -> bytes:
-    """A small .npz."""
+    """Return a small .npz file."""
     file = io.BytesIO()
     save = np.savez_compressed if compressed else np.savez
     save(file, x=np.eye(4, num_features, dtype=np.float32), y=np.arange(4), site=np.array(["a", "b", "a", "b"]))
@@ -105,7 +105,7 @@ def npz_bytes(*, num_features: int = 4, compressed: bool = False) -> bytes:
 
 
 def read_prediction_examples(path: Path) -> prediction_files.PredictionData:
-    """Rows for a model of three features, as `fedsieve predict` reads them."""
+    """Read examples for a model of three features, as `fedsieve predict` does."""
     return prediction_files.read_examples(path, prediction_files.ModelInput(input_shape=(3,), features=None, first_feature_id=1), "y")
 
 

@@ -123,17 +123,17 @@ def run_direct(algorithm_name: str, model: str, engine: str, single_precision: b
         y = torch.from_numpy((x @ generator.standard_normal((features, 4)) > 0).astype(np.float64)).to(dtype)
         examples = csr_matrix(x.astype(np.float32 if single_precision else np.float64))
     algorithm = cls(**{key: value for key, value in settings.items() if key not in cls.unsupported_options})
-    rows = ClientData(examples, y, counts, objective, algorithm.workload.batch_size)
+    data = ClientData(examples, y, counts, objective, algorithm.workload.batch_size)
     kind = LoopEngine if engine == "loop" else BatchedEngine
     context = RunContext(algorithm=algorithm, objective=objective, seed=2, fingerprint=1, dtype=dtype)
-    exchange = kind(context=context, data=rows)
+    exchange = kind(context=context, data=data)
     server = initial_server(algorithm, objective, 2, dtype)
     for done in train(algorithm, server, Population(4, range(4)), 0.75, exchange, NUM_ROUNDS, 2, dtype=dtype):
         yield algorithm.parameters(done.server), done.uplink.total, done.downlink.total
 
 
 def initialize_weights(module: nn.Module) -> None:
-    """The same weights for every run, whatever was drawn before."""
+    """Set weights that do not depend on random numbers drawn before."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in module.parameters():

@@ -1,1 +1,1 @@
-"""Who is timed: each a module whose `prepare(workload)` hands back a function that trains one round."""
+"""The contenders: modules whose `prepare(workload)` returns a function that trains one round."""

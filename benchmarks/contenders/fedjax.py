@@ -12,7 +12,7 @@ TEMPERATURE, LOW, HIGH = 0.66, -0.1, 1.1
 
 
 def prepare(workload: Workload):
-    """One round, all clients."""
+    """Return a function that trains one round of all clients."""
     x, y = draw_examples(workload)
 
     def loss(params, batch, rng):

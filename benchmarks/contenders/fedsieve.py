@@ -1,4 +1,4 @@
-"""fedsieve as users get it: the default engine, every message encoded."""
+"""fedsieve with its default engine; every message is encoded."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ MAX_ROUNDS = 100_000
 
 
 def build_algorithm(workload: Workload) -> BaseAlgorithm:
-    """The method with plain SGD steps, which every contender can take."""
+    """Return the algorithm with plain SGD steps, which every contender supports."""
     shared = {
         "density": workload.density,
         "batch_size": workload.batch_size,
@@ -44,7 +44,7 @@ def build_algorithm(workload: Workload) -> BaseAlgorithm:
 
 
 def build_objective(workload: Workload, *, as_module: bool) -> Objective:
-    """The closed form, or the same model as a module."""
+    """Return the model in closed form, or as a module."""
     if workload.loss == "lenet":
         return Module(module=lenet(), factory=lenet)
     if not as_module:
@@ -54,7 +54,7 @@ def build_objective(workload: Workload, *, as_module: bool) -> Objective:
 
 
 def build_client_data(workload: Workload, objective: Objective) -> ClientData:
-    """Each client's rows."""
+    """Return the examples of all clients."""
     x, y = draw_examples(workload)
     if workload.nonzero_per_example:
         x = csr_matrix(x, shape=(len(y), workload.num_features))
@@ -67,7 +67,7 @@ def build_client_data(workload: Workload, objective: Objective) -> ClientData:
 def prepare(
     workload: Workload, *, as_module: bool = False, wrap_exchange: Callable[[Exchange], Exchange] = lambda exchange: exchange
 ) -> Callable[[], None]:
-    """One round, all clients."""
+    """Return a function that trains one round of all clients."""
     algorithm, objective = build_algorithm(workload), build_objective(workload, as_module=as_module)
     exchange = wrap_exchange(
         BatchedEngine(

@@ -21,30 +21,30 @@ EXAMPLES_CACHE: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
 
 
 def process_tree() -> list[psutil.Process]:
-    """This process and all it started: Ray's daemons and actors."""
+    """Return this process and its descendants: Ray's daemons and actors."""
     me = psutil.Process()
     return [me, *me.children(recursive=True)]
 
 
 def cpu_seconds() -> float:
-    """CPU time of all of them."""
+    """Return the CPU time of all these processes."""
     total = 0.0
     for process in process_tree():
         try:
             times = process.cpu_times()
             total += times.user + times.system
-        except psutil.Error:  # it ended meanwhile
+        except psutil.Error:  # the process has ended
             continue
     return total
 
 
 def peak_mb() -> float:
-    """Memory of all of them now."""
+    """Return the current memory of all these processes."""
     return sum(process.memory_info().rss for process in process_tree() if process.is_running()) / 2**20
 
 
 def load_examples(workload: Workload) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows, drawn once a process."""
+    """Return the examples, which are drawn once per process."""
     if workload.name not in EXAMPLES_CACHE:
         x, y = draw_examples(workload)
         EXAMPLES_CACHE[workload.name] = torch.from_numpy(x), torch.from_numpy(y)
@@ -52,7 +52,7 @@ def load_examples(workload: Workload) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def build_client_app(workload: Workload) -> ClientApp:
-    """A client that takes the local steps."""
+    """Return a client app that takes the local steps."""
     app = ClientApp()
 
     @app.train()
@@ -67,9 +67,9 @@ def build_client_app(workload: Workload) -> ClientApp:
             -(-workload.batch_size * workload.local_steps // workload.examples_per_client)
         )
         for step in range(workload.local_steps):
-            picked = order[step * workload.batch_size : (step + 1) * workload.batch_size]
+            batch = order[step * workload.batch_size : (step + 1) * workload.batch_size]
             optimizer.zero_grad()
-            model.loss(x.index_select(0, picked), y.index_select(0, picked)).backward()
+            model.loss(x.index_select(0, batch), y.index_select(0, batch)).backward()
             optimizer.step()
         metrics = MetricRecord({"num-examples": workload.examples_per_client})
         return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
@@ -78,7 +78,7 @@ def build_client_app(workload: Workload) -> ClientApp:
 
 
 def prepare(workload: Workload):
-    """One round, all clients."""
+    """Return a function that trains one round of all clients."""
     workload = WORKLOADS[workload.name]
 
     def run_training(on_round_end) -> None:

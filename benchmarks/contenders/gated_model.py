@@ -1,4 +1,4 @@
-"""The gated linear model as a plain module: what a rival in PyTorch trains. Nothing of fedsieve is imported."""
+"""The gated linear model as a plain module, for rivals that use PyTorch. Does not import fedsieve."""
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ TEMPERATURE, LOW, HIGH = 0.66, -0.1, 1.1
 
 
 class GatedLinear(nn.Module):
-    """theta = weights * gates, gates drawn anew in each step."""
+    """theta = weights * gates, with gates sampled in each step."""
 
     def __init__(self, workload: Workload) -> None:
         super().__init__()
@@ -18,16 +18,16 @@ class GatedLinear(nn.Module):
         self.log_alpha = nn.Parameter(torch.full((workload.num_outputs, workload.num_features), 2.2))
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Cross-entropy of a batch."""
+        """Return the cross-entropy of a batch."""
         noisy = self.log_alpha + torch.logit(torch.rand_like(self.log_alpha), eps=1e-6)
         gates = (torch.sigmoid(noisy / TEMPERATURE) * (HIGH - LOW) + LOW).clamp(0, 1)
         return functional.cross_entropy(functional.linear(x, self.weights * gates), y)
 
     def metrics(self, x: Tensor, y: Tensor) -> dict:
-        """None: nothing but training is timed."""
+        """Return no metrics, because only training is timed."""
         return {}
 
     def build_optimizer(self, workload: Workload) -> torch.optim.Optimizer:
-        """Plain SGD with a rate for each kind of parameter."""
+        """Return plain SGD with separate rates for weights and gates."""
         groups = [{"params": [self.weights], "lr": workload.learning_rate}, {"params": [self.log_alpha], "lr": workload.gate_learning_rate}]
         return torch.optim.SGD(groups)

@@ -1,4 +1,4 @@
-"""The loop a researcher would write by hand: one client after another, nn.Parameter, autograd, torch.optim.SGD, nothing superfluous.
+"""A simple loop as written for an experiment: one client after another, nn.Parameter, autograd, torch.optim.SGD.
 
 It trains the same models with the same gates and sends the same packets through the same encoder.
 """
@@ -29,14 +29,14 @@ LOSSES = {
 
 
 def compute_gates(log_alpha: Tensor, *, sampled: bool) -> Tensor:
-    """Hard concrete gates; the gradient is autograd's."""
+    """Return hard concrete gates; autograd computes the gradient."""
     if sampled:
         log_alpha = log_alpha + torch.logit(torch.rand_like(log_alpha), eps=1e-6)
     return (torch.sigmoid(log_alpha / TEMPERATURE) * (HIGH - LOW) + LOW).clamp(0, 1)
 
 
 def quantize(values: Tensor, *, zero_free: bool) -> QuantizedField:
-    """Eight bits, stochastically rounded."""
+    """Return the values in eight bits, stochastically rounded."""
     half = 0.5 if zero_free else 0.0
     scale = values.abs().max() / (127 + half) * (1 + 1e-6)
     codes = torch.floor(values / scale - half + torch.rand_like(values)).clamp(-128 if zero_free else -127, 127).to(torch.int8)
@@ -44,7 +44,7 @@ def quantize(values: Tensor, *, zero_free: bool) -> QuantizedField:
 
 
 class ClientModel:
-    """One set of parameters and one optimizer, filled anew for each client."""
+    """One set of parameters and one optimizer, which all clients use in turn."""
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
@@ -64,37 +64,36 @@ class ClientModel:
         )
 
     def initial_weights(self) -> Tensor:
-        """Weights before the first round."""
+        """Return the weights before the first round."""
         if self.net:
             return torch.cat([p.detach().reshape(-1) for p in self.net.parameters()])
         return 0.01 * torch.randn(self.workload.size)
 
     def load(self, weights: Tensor, log_alpha: Tensor) -> None:
-        """What was received."""
+        """Set the parameters to those of a broadcast."""
         with torch.no_grad():
             self.weights.copy_(weights)
             self.log_alpha.copy_(log_alpha)
 
     def epoch_order(self, k: int) -> Tensor:
-        """A client's rows in random order, often enough for all steps of a round."""
+        """Return a client's examples in random order, repeated to suffice for all steps of a round."""
         order = k * self.workload.examples_per_client + torch.randperm(self.workload.examples_per_client)
         return order.repeat(-(-self.workload.batch_size * self.workload.local_steps // self.workload.examples_per_client))
 
     def batch(self, order: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """The next rows of a deck."""
-        picked = order[step * self.workload.batch_size : (step + 1) * self.workload.batch_size]
-        return (self.sparse_batch(picked) if self.workload.nonzero_per_example else self.x.index_select(0, picked)), self.y.index_select(
-            0, picked
-        )
+        """Return the batch of a step."""
+        indices = order[step * self.workload.batch_size : (step + 1) * self.workload.batch_size]
+        x = self.sparse_batch(indices) if self.workload.nonzero_per_example else self.x.index_select(0, indices)
+        return x, self.y.index_select(0, indices)
 
     def sparse_batch(self, indices: Tensor) -> Tensor:
-        """Some rows as a sparse tensor: picked by SciPy, which torch cannot do; COO, whose backward pass is faster than CSR's."""
+        """Return examples as a sparse tensor: COO, because its backward pass is faster than that of CSR."""
         rows = self.x[indices.numpy()].tocoo()
-        places = torch.from_numpy(np.stack((rows.row, rows.col)).astype(np.int64))
-        return torch.sparse_coo_tensor(places, torch.from_numpy(rows.data), rows.shape, is_coalesced=True, check_invariants=False)
+        positions = torch.from_numpy(np.stack((rows.row, rows.col)).astype(np.int64))
+        return torch.sparse_coo_tensor(positions, torch.from_numpy(rows.data), rows.shape, is_coalesced=True, check_invariants=False)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """The batch loss at theta = weights * gates."""
+        """Return the loss of a batch at theta = weights * gates."""
         theta = self.weights * compute_gates(self.log_alpha, sampled=self.workload.samples_gates)
         if self.net:
             parts = theta.split([size for *_, size in self.shapes])
@@ -108,7 +107,7 @@ class ClientModel:
 
 
 def prepare(workload: Workload) -> Callable[[], None]:
-    """One round, all clients."""
+    """Return a function that trains one round of all clients."""
     client = ClientModel(workload)
     torch.manual_seed(1)
     run = run_flops if workload.exchanges_gradients else run_flops_pa
@@ -117,9 +116,9 @@ def prepare(workload: Workload) -> Callable[[], None]:
 
 
 def run_flops_pa(workload: Workload, client: ClientModel):
-    """Algorithm 2: local steps on weights and gates, the top m of both sent and averaged."""
+    """Yield after every round of Algorithm 2: local steps on weights and gates, the top m of both are sent and averaged."""
     weights, log_alpha = client.initial_weights(), torch.full((workload.size,), 2.2)
-    multiplier, kept, number = 0.0, int(workload.density * workload.size), 0
+    multiplier, kept, round = 0.0, int(workload.density * workload.size), 0
 
     def encode_message(weights: Tensor, log_alpha: Tensor) -> tuple[Packet, Tensor]:
         score = weights.abs() * compute_gates(log_alpha, sampled=False).clamp_min(1e-6)
@@ -139,17 +138,17 @@ def run_flops_pa(workload: Workload, client: ClientModel):
         return dense, gates
 
     while True:
-        address = wire.MessageId(1, number, 0)
+        message_id = wire.MessageId(1, round, 0)
         with torch.no_grad():
             packet, support = encode_message(weights, log_alpha)
-            wire.encode(packet, address)
+            wire.encode(packet, message_id)
             down = decode_message(packet)
             total, gates = torch.zeros(workload.size), torch.zeros(workload.size)
         for k in range(workload.num_clients):
             client.load(*down)
-            deck = client.epoch_order(k)
+            order = client.epoch_order(k)
             for step in range(workload.local_steps):
-                x, y = client.batch(deck, step)
+                x, y = client.batch(order, step)
                 client.optimizer.zero_grad()
                 loss = client.loss(x, y)
                 (loss + multiplier * torch.sigmoid(client.log_alpha + LOGIT_OFFSET).sum()).backward()
@@ -158,7 +157,7 @@ def run_flops_pa(workload: Workload, client: ClientModel):
                     client.log_alpha.clamp_(-12, 12)
             with torch.no_grad():
                 reply, _ = encode_message(client.weights, client.log_alpha)
-                wire.encode(reply, address, support)
+                wire.encode(reply, message_id, support)
                 up = decode_message(reply)
                 total += up[0] / workload.num_clients
                 gates += up[1] / workload.num_clients
@@ -166,44 +165,44 @@ def run_flops_pa(workload: Workload, client: ClientModel):
             sent = torch.where(down[0] != 0, weights, 0.0)
             weights = total + 0.95 * (weights - sent)
             log_alpha = gates.clamp(-12, 12)
-            gap = float(torch.sigmoid(log_alpha + LOGIT_OFFSET).mean()) - workload.density
-            multiplier = multiplier + 5e-4 * gap if gap > 0 else 0.0
-        number += 1
+            violation = float(torch.sigmoid(log_alpha + LOGIT_OFFSET).mean()) - workload.density
+            multiplier = multiplier + 5e-4 * violation if violation > 0 else 0.0
+        round += 1
         yield
 
 
 def run_flops(workload: Workload, client: ClientModel):
-    """Algorithm 1: one gradient of weights and gates a client and exchange, dense; the server steps."""
+    """Yield after every round of Algorithm 1: one dense gradient of weights and gates per client and exchange; the server steps."""
     weights, log_alpha = nn.Parameter(client.initial_weights()), nn.Parameter(torch.full((workload.size,), 2.9))
     server = torch.optim.Adam([{"params": [weights], "lr": 0.02}, {"params": [log_alpha], "lr": workload.gate_learning_rate}])
-    multiplier, number = 0.0, 0
+    multiplier, round = 0.0, 0
 
     def encode_message(names: tuple[str, str], values: tuple[Tensor, Tensor]) -> Packet:
         return Packet(workload.size, None, {n: quantize(v, zero_free=False) for n, v in zip(names, values, strict=True)}, {})
 
     while True:
-        decks = [client.epoch_order(k) for k in range(workload.num_clients)]
+        orders = [client.epoch_order(k) for k in range(workload.num_clients)]
         for exchange in range(workload.local_steps):
-            address = wire.MessageId(1, number, exchange)
+            message_id = wire.MessageId(1, round, exchange)
             with torch.no_grad():
                 packet = encode_message(("weights", "log_alpha"), (weights, log_alpha))
-                wire.encode(packet, address)
+                wire.encode(packet, message_id)
                 client.load(*(values.decode(torch.float32) for values in packet.fields.values()))
             server.zero_grad()
             probability = torch.sigmoid(log_alpha + LOGIT_OFFSET)
             (multiplier * probability.sum()).backward()
             weights.grad = torch.zeros_like(weights)
-            for deck in decks:
+            for order in orders:
                 client.optimizer.zero_grad()
-                client.loss(*client.batch(deck, exchange)).backward()
+                client.loss(*client.batch(order, exchange)).backward()
                 reply = encode_message(("gradient", "gate_gradient"), (client.weights.grad, client.log_alpha.grad))
-                wire.encode(reply, address)
+                wire.encode(reply, message_id)
                 weights.grad += reply.fields["gradient"].decode(torch.float32) / workload.num_clients
                 log_alpha.grad += reply.fields["gate_gradient"].decode(torch.float32) / workload.num_clients
             server.step()
             with torch.no_grad():
                 log_alpha.clamp_(-12, 12)
-                gap = float(probability.mean()) - workload.density
-                multiplier = multiplier + 5e-4 / workload.local_steps * gap if gap > 0 else 0.0
-        number += 1
+                violation = float(probability.mean()) - workload.density
+                multiplier = multiplier + 5e-4 / workload.local_steps * violation if violation > 0 else 0.0
+        round += 1
         yield

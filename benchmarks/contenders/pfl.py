@@ -21,19 +21,19 @@ MAX_ROUNDS = 100_000
 
 
 class RoundCallback(TrainingProcessCallback):
-    """Stops after every round."""
+    """Calls a function after every round."""
 
     def __init__(self, on_round_end) -> None:
         self.on_round_end = on_round_end
 
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
-        """Go on when asked to."""
+        """Wait until the next round is requested."""
         self.on_round_end()
         return False, Metrics()
 
 
 def prepare(workload: Workload):
-    """One round, all clients."""
+    """Return a function that trains one round of all clients."""
     torch.set_num_threads(1)
     x, y = (torch.from_numpy(part) for part in draw_examples(workload))
     model = GatedLinear(workload)

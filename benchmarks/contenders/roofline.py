@@ -1,6 +1,6 @@
-"""What no implementation can do without: products at the best GEMM rate, bytes at memory bandwidth, gates at the cost of their arithmetic.
+"""A lower bound of the time of a round: products at the best GEMM rate, bytes at memory bandwidth, and the arithmetic of gates.
 
-The three rates are measured here and now, so a busy machine slows the floor as it slows the contenders.
+The three rates are measured during the benchmark, so that other work on the machine slows the bound as it slows the contenders.
 """
 
 import time
@@ -16,17 +16,17 @@ LENET_FORWARD_OPERATIONS = 2 * (24 * 24 * 6 * 25 + 8 * 8 * 16 * 150 + 256 * 120 
 
 
 class RoundCost(NamedTuple):
-    """What one round takes."""
+    """The cost of one round."""
 
     operations: float
     bytes_moved: float
-    """bytes that cross the memory bus: rows once a step; weights and log_alpha once in and once out a client and round"""
+    """bytes read and written: examples once per step; weights and log_alpha once each way per client and round"""
     gate_evaluations: float
     """gates evaluated with their derivative"""
 
 
 def round_cost(workload: Workload) -> RoundCost:
-    """The least work of a round: dense rows touch all weights; sparse rows those of their features, and all of them once, to choose."""
+    """Return the minimum work of a round. Dense examples use all weights; sparse ones those of their features, and all for the top m."""
     if workload.nonzero_per_example:
         features = mean_batch_features(workload)
         a_step = RoundCost(
@@ -46,7 +46,7 @@ def round_cost(workload: Workload) -> RoundCost:
 
 
 def mean_batch_features(workload: Workload) -> float:
-    """Features in a batch of sparse rows, on average."""
+    """Return the mean number of features in a batch of sparse examples."""
     import numpy as np
 
     from benchmarks.workloads import draw_examples
@@ -63,7 +63,7 @@ def mean_batch_features(workload: Workload) -> float:
 
 
 def min_cpu_seconds(function: Callable[[], object], repeats: int = 5) -> float:
-    """The least CPU time of a call."""
+    """Return the minimum CPU time of a call."""
     taken = []
     for _ in range(repeats):
         began = time.process_time()
@@ -73,14 +73,14 @@ def min_cpu_seconds(function: Callable[[], object], repeats: int = 5) -> float:
 
 
 def prepare(workload: Workload) -> Callable[[], float]:
-    """The floor of one round in seconds."""
+    """Return a function that computes the bound of one round in seconds."""
     need = round_cost(workload)
     square, many = torch.randn(512, 512), torch.randn(4_000_000)
     product, copy = torch.empty_like(square), torch.empty_like(many)
     inputs, one, two = torch.randn(8192), torch.empty(8192), torch.empty(8192)
 
     def evaluate_gates() -> None:
-        """sigmoid, stretch and clip, dz/dphi, two products with a gradient: what a gate costs at least."""
+        """Compute sigmoid, stretch and clip, dz/dphi and two products with a gradient: the minimum cost of a gate."""
         if workload.samples_gates:
             one.uniform_().logit_(1e-6).add_(inputs).sigmoid_()
         else:

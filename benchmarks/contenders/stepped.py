@@ -1,4 +1,4 @@
-"""A rival that owns its own loop, stopped after every round so that rounds can be interleaved and timed."""
+"""Interrupt a rival with its own training loop after every round, so that rounds can be interleaved and timed."""
 
 import os
 import threading
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def run_stepwise(run_training: Callable[[Callable[[], None]], None]) -> Callable[[], None]:
-    """One round a call of `run(tick)`, which trains in a thread and calls `tick` after each of its rounds."""
+    """Return a function that runs one round. `run_training(on_round_end)` trains in a thread and calls its argument after each round."""
     go, done = threading.Semaphore(0), threading.Semaphore(0)
 
     def on_round_end() -> None:

@@ -8,6 +8,6 @@ from fedsieve import kernels
 
 
 def prepare(workload: Workload) -> Callable[[], None]:
-    """One round, all clients."""
+    """Return a function that trains one round of all clients."""
     kernels.load = lambda _: None
     return fedsieve.prepare(workload)

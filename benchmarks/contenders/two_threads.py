@@ -1,4 +1,4 @@
-"""fedsieve with two threads, whatever the others have."""
+"""fedsieve with two threads."""
 
 from collections.abc import Callable
 
@@ -9,6 +9,6 @@ from benchmarks.workloads import Workload
 
 
 def prepare(workload: Workload) -> Callable[[], None]:
-    """One round, all clients."""
+    """Return a function that trains one round of all clients."""
     torch.set_num_threads(2)
     return fedsieve.prepare(workload)
