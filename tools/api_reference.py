@@ -23,7 +23,7 @@ def format_signature(name: str, obj: object) -> str:
 
 def field_table(cls: type) -> list[str]:
     """Return a table of the fields with their defaults and help texts."""
-    from fedsieve.cli.options import field_help
+    from fedsieve.cli.help import field_help
 
     texts, lines = field_help(cls), ["", "| setting | default | |", "|---|---|---|"]
     for field in fields(cls):

@@ -11,8 +11,9 @@ import pytest
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from fedsieve.cli.flower import flatten_config, parse_pairs, resume_hint
+from fedsieve.cli.flower import parse_pairs, resume_hint
 from fedsieve.cli.main import main
+from fedsieve.core.settings import flatten
 from fedsieve.deployment.config import deployment_config
 
 
@@ -28,7 +29,7 @@ def test_a_new_app_is_complete_and_its_run_config_is_valid(tmp_path, capsys):
     assert "fedsieve flower run" in capsys.readouterr().out
     written = tomllib.loads((tmp_path / "My App!" / "pyproject.toml").read_text())
     assert written["project"]["name"] == "my-app" and written["project"]["dependencies"] == []
-    deployment = deployment_config(flatten_config(written["tool"]["flwr"]["app"]["config"]), OBJECTIVE)
+    deployment = deployment_config(flatten(written["tool"]["flwr"]["app"]["config"]), OBJECTIVE)
     assert deployment.clients == 3 and deployment.algorithm_name == "flops-pa"
     assert "APP-NAME" not in "".join(path.read_text() for path in (tmp_path / "My App!").rglob("*.*") if path.is_file())
 
@@ -112,7 +113,7 @@ def test_the_lines_in_the_docs_adapt_the_quickstart_of_flower(tmp_path, monkeypa
         (package / name).write_text(added_lines(page, name))
     lines = [line for name in ("task.py", "client_app.py", "server_app.py") for line in added_lines(page, name).splitlines() if line]
     assert len(lines) == 15
-    config = flatten_config(tomllib.loads(added_lines(page, "pyproject.toml")))
+    config = flatten(tomllib.loads(added_lines(page, "pyproject.toml")))
     monkeypatch.syspath_prepend(str(tmp_path))
     client, server = import_module("pytorchexample.client_app"), import_module("pytorchexample.server_app")
     assert isinstance(client.app, ClientApp) and isinstance(server.app, ServerApp)

@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedsieve.cli.main import main
+from fedsieve.cli.options import parse_words
 from fedsieve.storage.run_directory import read_metrics
 
 pytestmark = pytest.mark.usefixtures("few_test_rows")
@@ -162,13 +163,19 @@ def test_a_second_run_never_overwrites_the_first(capsys, tmp_path):
         (["--federation.clients", "500"], "more than data.num-examples 300"),
         (["--federation.participation", "0.01"], "picks nobody; use at least 0.1"),
         (["--federation.participation", "2"], "above 0 and at most 1"),
-        (["--task", "nope"], "Choose from"),
-        (["--algorithm", "fed-avgg"], 'Did you mean "fed-avg"'),
-        (["--densty", "0.1"], "Did you mean --density"),
-        (["--data.num-example", "10"], "Did you mean --data.num-examples"),
-        (["--algorithm.shrinkage", "1"], "Unknown option"),
-        (["--algorithm.density", "0.3"], "Unknown option"),
-        (["--algorithm.bits", "7"], "Choose from"),
+        (["--task", "nope"], "--task takes lr, lg, mc"),
+        (["--algorithm", "fed-avgg"], "got fed-avgg; did you mean fed-avg?"),
+        (["--densty", "0.1"], "--densty is unknown; did you mean --density?"),
+        (["--clients", "5"], "--clients is unknown; did you mean --federation.clients?"),
+        (["--data.num-example", "10"], "did you mean --data.num-examples?"),
+        (["--algorithm.shrinkage", "1"], "--algorithm.shrinkage is unknown; there are --algorithm.batch-size"),
+        (["--algorithm.density", "0.3"], "--algorithm.density is unknown"),
+        (["--sed.x", "1"], "--sed.x is unknown; the sections are data, federation"),
+        (["--algorithm.bits", "7"], "--algorithm.bits takes 32, 16, 8, 4; got 7"),
+        (["--federation.partition", "lable"], "did you mean label?"),
+        (["--density", "much"], "--density takes a number; got much"),
+        (["--density", ""], "--density takes a number; got no value"),
+        (["--centralized", "perhaps"], "--centralized takes true or false; got perhaps"),
         (["--seed", "99999999999999999999999"], "below 2^63"),
         (["--init-weights", "nowhere.safetensors"], "cannot be read as safetensors"),
         (["--federation.alpha", "inf"], "finite"),
@@ -181,7 +188,7 @@ def test_a_second_run_never_overwrites_the_first(capsys, tmp_path):
         (["--federation.partition", "label"], "task lr has none"),
         (["--device", "nowhere"], "is not available"),
         (["--config", "missing.toml"], "cannot be read"),
-        (["stray"], "stray"),
+        (["stray"], "stray is no option"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_two(words, text, capsys, tmp_path):
@@ -195,17 +202,18 @@ def test_wrong_usage_is_one_line_and_exit_code_two(words, text, capsys, tmp_path
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ("denisty = 0.1", "Did you mean --density"),
-        ("[data]\nnum-exampels = 5", "Did you mean --data.num-examples"),
+        ("denisty = 0.1", "did you mean --density?"),
+        ("[data]\nnum-exampels = 5", "did you mean --data.num-examples?"),
         ("rounds = 'many'", "takes a whole number; got many"),
         ("[algorithm]\nlocal-steps = 'x'", "takes a whole number; got x"),
         ("[federation]\nclients = 2.5", "takes a whole number; got 2.5"),
-        ("[algorithm]\nnonsense = 1", "Unknown option"),
-        ("data = 3", "data must be a section"),
-        ("task = [1]", "takes one value"),
-        ("[seed]\nx = 1", "must be a plain value"),
+        ("[algorithm]\nnonsense = 1", "--algorithm.nonsense is unknown; there are"),
+        ("data = 3", "--data is unknown; there are --data.num-examples"),
+        ("task = [1]", "got [1]"),
+        ("[seed]\nx = 1", "--seed.x is unknown; the sections are data"),
         ("this is not toml", "is not TOML"),
-        ("[algorithm]\nname = 5", ""),
+        ("[algorithm]\nname = 5", "--algorithm takes sieve, "),
+        ("json = 'yes'", "--json takes true or false; got yes"),
     ],
 )
 def test_a_wrong_settings_file_is_one_line_and_exit_code_two(settings, text, capsys, tmp_path):
@@ -213,6 +221,33 @@ def test_a_wrong_settings_file_is_one_line_and_exit_code_two(settings, text, cap
     assert main(["train", "--quiet", "--config", "wrong.toml"]) == 2
     said = capsys.readouterr().err
     assert text in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--rounds"], "--rounds takes a whole number; got no value"),
+        (["--out", "--quiet"], "--out takes a path; got no value"),
+        (["--seed", "1", "--seed=2"], "--seed is given twice"),
+        (["--algorithm", "flops", "--algorithm.name", "sieve"], "--algorithm.name is given twice"),
+        (["--centralized", "--no-centralized"], "--centralized is given twice"),
+        (["--no-density"], "--density takes a number; got false"),
+        (["--quiet", "extra"], "--quiet takes true or false; got extra"),
+        (["--resume", "nowhere"], "which needs the config.toml of a run, cannot be read"),
+        (["--task", "digits", "--data.true-density", "1"], "--data.true-density is unknown"),
+    ],
+)
+def test_a_missing_double_or_stray_value_is_one_line_and_exit_code_two(words, text, capsys):
+    assert main(["train", *words]) == 2
+    said = capsys.readouterr().err
+    assert text in said and said.count("\n") == 1
+
+
+def test_all_ways_to_write_an_option_are_the_same():
+    expected = {"seed": "3", "data.num_examples": "-5", "quiet": "", "centralized": "false", "federation.center_features": "false"}
+    words = ["--seed=3", "--data.num_examples", "-5", "--quiet", "--no-centralized", "--federation.no-center-features"]
+    assert parse_words(words) == expected
+    assert parse_words(["--algorithm", "flops"]) == parse_words(["--algorithm.name=flops"]) == {"algorithm": "flops"}
 
 
 @pytest.mark.parametrize("step_rule", ["constant"])

@@ -9,7 +9,7 @@ import types
 import pytest
 
 from fedsieve.cli.main import main
-from fedsieve.experiments.trackers import Tracker, flatten, numeric_values
+from fedsieve.experiments.trackers import Tracker, numeric_values
 from fedsieve.storage.run_directory import read_metrics
 
 pytestmark = pytest.mark.usefixtures("few_test_rows")
@@ -123,7 +123,3 @@ def test_a_missing_tracker_is_said_before_anything_is_written(tracker, capsys, t
     said = capsys.readouterr().err
     assert "pip install" in said and tracker in said and said.count("\n") == 1
     assert not (tmp_path / "run").exists()
-
-
-def test_settings_have_the_names_of_their_flags():
-    assert flatten({"seed": 1, "init_weights": None, "data": {"true_density": 0.1, "path": None}}) == {"seed": 1, "data.true-density": 0.1}

@@ -1,118 +1,107 @@
 """The command `fedsieve compare` and its table."""
 
-import json as json_text
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from fedsieve.algorithms import algorithm_class
 from fedsieve.algorithms.base import BaseAlgorithm
-from fedsieve.cli.options import Switch, option_class, to_kwargs
-from fedsieve.cli.train import COMMON_OPTIONS, FLATTENED, PANELS, EarlyArguments, hint_resume, run_options, run_settings, select_task
+from fedsieve.cli.help import documented_command
+from fedsieve.cli.train import hint_resume
+from fedsieve.core.settings import ALGORITHM_KEY, build_settings, field_types, parse_settings
 from fedsieve.experiments import compare as comparison
 from fedsieve.experiments import runner
 from fedsieve.experiments.config import RunConfig
+from fedsieve.experiments.config_io import build_config, parse_names, section_classes, setting_types
 from fedsieve.experiments.resolve import resolve
 from fedsieve.experiments.simulation import Simulation
-from fedsieve.experiments.tasks import Task, default_options
 from fedsieve.experiments.trackers import Tracker, check_installed
 from fedsieve.formatting import format_bytes, format_number
 from fedsieve.report.html.page import write_default_report
 from fedsieve.storage import run_directory
 
 
-def default_algorithm(task: Task, name: str, model: str | None, shared: dict[str, Any]) -> BaseAlgorithm:
-    """Return an algorithm with its defaults on the task and the options set for all algorithms."""
-    cls = algorithm_class(name)
-    return cls(**(default_options(task, cls, model) | {option: value for option, value in shared.items() if option in cls.option_names()}))
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """Options of the command, beside the settings of its runs."""
+
+    algorithms: str = "sieve,flops-pa,fed-iter-ht,fed-avg"
+    """names of algorithms, separated by commas; the others are compared with the first"""
+    seeds: str = "0,1,2"
+    """whole numbers, separated by commas"""
+    config: Path | None = None
+    """TOML file with any of these settings; options on the command line take precedence"""
+    out: Path | None = None
+    """directory of the comparison (default: runs/compare-ID); an interrupted comparison resumes there"""
+    tracker: Tracker | None = None
+    """also write every round of every run to a tracker, on this machine unless its own settings name a server"""
+    quiet: bool = False
+    """print no progress and no table"""
+    json: bool = False
+    """print the result as one JSON object on the last line"""
 
 
-def compare_command(arguments: EarlyArguments) -> Callable[..., int]:
-    """Return `fedsieve compare` with the options of the task and those that all algorithms share."""
-    about = select_task(arguments)
-    offered = run_options(
-        about,
-        option_class(
-            BaseAlgorithm,
-            "SharedOptions",
-            optional=True,
-            group=PANELS["algorithm"],
-            prefix="algorithm",
-            shown=None if arguments.show_all else COMMON_OPTIONS["algorithm"],
-        ),
-        exclude=("algorithm_name", "seed"),
-        show_all=arguments.show_all,
-    )
+def option_types(task: str) -> dict[str, Any]:
+    """Return the type of every option by key; the options of algorithms are those that all share."""
+    first = field_types(CompareOptions, ("algorithms", "seeds"))
+    types = first | setting_types(task, BaseAlgorithm) | field_types(CompareOptions)
+    return {key: kind for key, kind in types.items() if key not in (ALGORITHM_KEY, "seed")}
 
-    def compare(
-        *,
-        algorithms: str = "sieve,flops-pa,fed-iter-ht,fed-avg",
-        seeds: str = "0,1,2",
-        options=offered(),  # noqa: ANN001, B008
-        config: Path | None = None,
-        out: Path | None = None,
-        tracker: Tracker | None = None,
-        quiet: Switch = False,
-        json: Switch = False,
-    ) -> int:
-        """Compare algorithms on the same data and seeds: mean +- sd and paired differences, at equal rounds and at equal bytes.
 
-        --help-all shows every option.
+def document(values: Mapping[str, Any], *, show_all: bool) -> Callable[..., None]:
+    """Return the command with the options of the task in `values`; the defaults of algorithms differ and are not shown."""
+    task, _ = parse_names(values, "--")
+    types = option_types(task)
+    classes = {CompareOptions: "", RunConfig: "", BaseAlgorithm: "algorithm"} | {cls: name for name, cls in section_classes(task).items()}
+    return documented_command(types, classes, {key: None for key in types if key.startswith("algorithm.")}, show_all=show_all)
 
-        Parameters
-        ----------
-        algorithms
-            names of algorithms, separated by commas; the others are compared with the first
-        seeds
-            whole numbers, separated by commas
-        config
-            TOML file with any of these settings; options on the command line take precedence
-        out
-            directory of the comparison (default: runs/compare-ID); an interrupted comparison resumes there
-        tracker
-            also write every round of every run to a tracker, on this machine unless its own settings name a server
-        quiet
-            print no progress and no table
-        json
-            print the result as one JSON object on the last line
-        """
-        names, numbers = comparison.parse_algorithms_and_seeds(algorithms, seeds)
-        check_installed(tracker)
-        common, shared = run_settings(about, options), to_kwargs(options.algorithm, optional=True)
-        for option in shared:
-            if not any(option in algorithm_class(name).option_names() for name in names):
-                raise ValueError(f"--algorithm.{option.replace('_', '-')} has no effect on {' or '.join(names)}; leave it out")
-        chosen = {name: default_algorithm(about, name, arguments.model, shared) for name in names}
-        runs = [
-            [resolve(RunConfig(**common, algorithm_name=name, seed=s, algorithm=algorithm)) for name, algorithm in chosen.items()]
-            for s in numbers
-        ]
-        folder = out or Path("runs") / comparison.comparison_id(runs)
-        if not comparison.is_resumable(folder, runs):
-            folder = run_directory.create_run_dir(folder, explicit=out is not None)
-        histories: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in names}
-        with hint_resume("the same command"):
-            for per_seed in runs:
-                simulation = Simulation(per_seed[0])
-                for run in per_seed:
-                    inner = folder / comparison.run_name(run)
-                    runner.start_or_resume(run, simulation.with_config(run), inner, quiet=quiet, tracker=tracker)
-                    histories[run.algorithm_name].append(run_directory.read_metrics(inner))
-        result = comparison.compare_histories(histories, runs[0][0].metric, numbers)
-        result = {"run": str(folder), "task": common["task"], **result}
-        run_directory.atomic_write(folder / run_directory.RESULT, json_text.dumps(result, indent=1).encode())
-        result["report"] = write_default_report(folder)
-        if json:
-            print(json_text.dumps(result))
-        elif not quiet:
-            print_comparison(result)
-        return 0
 
-    compare.__annotations__ |= {"options": Annotated[offered, FLATTENED]}
-    return compare
+def compare(values: Mapping[str, Any]) -> int:
+    """Compare algorithms on the same data and seeds: mean +- sd and paired differences, at equal rounds and at equal bytes."""
+    task, _ = parse_names(values, "--")
+    parsed = parse_settings(option_types(task), values, "--")
+    options, config = build_settings(CompareOptions, parsed), build_config(parsed)
+    names, seeds = comparison.parse_algorithms_and_seeds(options.algorithms, options.seeds)
+    check_installed(options.tracker)
+    algorithm_options = select_options(names, config)
+    runs = [
+        [resolve(replace(config, algorithm_name=name, seed=seed, algorithm=algorithm_options[name])) for name in names] for seed in seeds
+    ]
+    folder = options.out or Path("runs") / comparison.comparison_id(runs)
+    if not comparison.is_resumable(folder, runs):
+        folder = run_directory.create_run_dir(folder, explicit=options.out is not None)
+    histories: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in names}
+    with hint_resume("the same command"):
+        for per_seed in runs:
+            simulation = Simulation(per_seed[0])
+            for run in per_seed:
+                inner = folder / comparison.run_name(run)
+                runner.start_or_resume(run, simulation.with_config(run), inner, quiet=options.quiet, tracker=options.tracker)
+                histories[run.algorithm_name].append(run_directory.read_metrics(inner))
+    result = comparison.compare_histories(histories, runs[0][0].metric, seeds)
+    result = {"run": str(folder), "task": task, **result}
+    run_directory.atomic_write(folder / run_directory.RESULT, json.dumps(result, indent=1).encode())
+    result["report"] = write_default_report(folder)
+    if options.json:
+        print(json.dumps(result))
+    elif not options.quiet:
+        print_comparison(result)
+    return 0
+
+
+def select_options(names: list[str], config: RunConfig) -> dict[str, dict[str, Any]]:
+    """Return the shared options that each algorithm has; an option that none has is an error."""
+    assert isinstance(config.algorithm, Mapping)
+    supported = {name: algorithm_class(name).option_names() for name in names}
+    for option in config.algorithm:
+        if not any(option in option_names for option_names in supported.values()):
+            raise ValueError(f"--algorithm.{option.replace('_', '-')} has no effect on {' or '.join(names)}; leave it out")
+    return {name: {option: value for option, value in config.algorithm.items() if option in supported[name]} for name in names}
 
 
 def _format_mean_and_sd(statistics: dict[str, float | None]) -> str:

@@ -16,7 +16,8 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
-from fedsieve.cli.options import Integer, Switch
+from fedsieve.cli.options import Switch
+from fedsieve.core.settings import flatten
 from fedsieve.deployment.local_cluster import FLOWER_COMMANDS, LocalCluster, LocalClusterError, find_executable
 from fedsieve.formatting import ProgressBar, format_bytes, format_number, format_seconds
 from fedsieve.storage import run_directory
@@ -68,7 +69,7 @@ def new(folder: Path) -> int:
 def run(
     folder: Path,
     *,
-    nodes: Integer | None = None,
+    nodes: int | None = None,
     simulation: Switch = False,
     run_config: Pairs = (),
     out: Path | None = None,
@@ -187,7 +188,7 @@ def parse_pairs(arguments: tuple[str, ...]) -> dict[str, Any]:
 
 def merge_settings(config: dict[str, Any], arguments: tuple[str, ...]) -> dict[str, Any]:
     """Return the app's settings, with those replaced that the user set; Flower accepts no others."""
-    flat, user_set = flatten_config(config), parse_pairs(arguments)
+    flat, user_set = flatten(config), parse_pairs(arguments)
     for name in user_set:
         if name not in flat:
             raise ValueError(f"--run-config {name}: the app has no such setting; write it into its pyproject.toml first")
@@ -195,12 +196,6 @@ def merge_settings(config: dict[str, Any], arguments: tuple[str, ...]) -> dict[s
         if name not in flat:
             raise ValueError(f"the app's pyproject.toml has no setting {name} in [tool.flwr.app.config]; add it")
     return flat | user_set
-
-
-def flatten_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Return nested tables as one level with dotted names, as Flower passes them to an app."""
-    flat = {name: value for name, value in config.items() if not isinstance(value, dict)}
-    return flat | {f"{table}.{name}": value for table, rest in config.items() if isinstance(rest, dict) for name, value in rest.items()}
 
 
 def show_progress(cluster: LocalCluster, run_id: str, run_dir: Path, num_rounds: int, title: str, *, quiet: bool) -> None:

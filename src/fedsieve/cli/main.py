@@ -2,17 +2,15 @@
 
 import os
 import sys
-import tomllib
-from collections import ChainMap
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
 from fedsieve import __version__
+from fedsieve.cli.options import convert_tokens, merge_config_files, parse_words
 from fedsieve.cli.welcome import welcome_text
 
 DESCRIPTION = """Federated learning that keeps only the weights that matter.
@@ -22,11 +20,12 @@ Name the density, the fraction of weights that may be non-zero; the model handed
 Begin with `fedsieve train`, which needs no option at all, then `fedsieve train --help`.
 """
 COMMANDS = {
-    "train": "Train one model with one algorithm; writes a run directory.",
-    "compare": "Train several algorithms on the same data and seeds; prints one table.",
-    "reproduce": "Compute a table or figure of the paper and hold it against the paper's numbers and claims.",
+    "train": ("fedsieve.cli.train", "Train one model with one algorithm; writes a run directory."),
+    "compare": ("fedsieve.cli.compare", "Train several algorithms on the same data and seeds; prints one table."),
 }
+"""Commands whose options depend on the task and the algorithm: their module and their help text."""
 SIMPLE_COMMANDS = {
+    "reproduce": ("fedsieve.cli.reproduce", "Compute a table or figure of the paper and hold it against the paper's numbers and claims."),
     "report": ("fedsieve.cli.report", "Write one HTML page about one or several runs."),
     "watch": ("fedsieve.cli.report", "Serve a run's page on this machine while it trains."),
     "inspect": ("fedsieve.cli.model", "What a model kept: density per layer, bytes on disk, strongest features, a picture."),
@@ -35,6 +34,11 @@ SIMPLE_COMMANDS = {
     "doctor": ("fedsieve.cli.doctor", "Versions, data and optional packages on this machine."),
 }
 """Commands with fixed options: their module and their help text."""
+GROUPS = {
+    "flower": ("fedsieve.cli.flower", "A Flower app of your own, and a federation to run it in."),
+    "data": ("fedsieve.cli.data", "What data there is, how it falls on clients, where to get it."),
+}
+"""Groups of commands: their module and their help text."""
 COMPLETION_HELP = """Print what makes a shell complete commands and options.
 
 For bash: `fedsieve completion bash > ~/.local/share/bash-completion/completions/fedsieve`.
@@ -43,16 +47,9 @@ For zsh, write it to a file `_fedsieve` in a folder of `$fpath`; for fish to `~/
 
 Then open a new shell.
 """
-DATA_HELP = "What data there is, how it falls on clients, where to get it."
-FLOWER_HELP = "A Flower app of your own, and a federation to run it in."
-SECTIONS = ("data", "federation", "failures", "privacy", "algorithm", "checkpoint")
-SHOW_ALL = "--help-all"
-"""Like --help, with the options that --help leaves out."""
+HELP_WORDS, SHOW_ALL = ("--help", "-h"), "--help-all"
+"""--help-all is like --help, with the options that --help leaves out."""
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 0, 1, 2, 130, 141
-
-
-class UsageError(ValueError):
-    """Invalid usage; the message is printed without a traceback."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -63,18 +60,14 @@ def main(argv: list[str] | None = None) -> int:
         if not words:
             print(welcome_text())
             return EXIT_OK
-        arguments = ["--help" if word == SHOW_ALL else word for word in words]
-        result = build_app(words)(arguments + config_flags(words), exit_on_error=False, print_error=False)
+        result = run_command(words)
     except KeyboardInterrupt as stopped:
         errors.print("; ".join(("interrupted; what was finished is kept", *stopped.args)), markup=False)
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # whoever read the output has gone, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
-    except CycloptsError as error:
-        errors.print(f"fedsieve: {error}", markup=False)
-        return EXIT_USAGE
-    except ValueError as error:
+    except (CycloptsError, ValueError) as error:
         errors.print(f"fedsieve: {error}", markup=False)
         return EXIT_USAGE
     except RuntimeError as error:
@@ -89,8 +82,20 @@ def _is_expected(error: RuntimeError) -> bool:
     return type(error).__module__.startswith("fedsieve.")
 
 
-def build_app(argv: list[str]) -> App:
-    """Return the application, with the options of the task and the algorithm in `argv`."""
+def run_command(words: list[str]) -> Any:
+    """Parse the words once and run the command."""
+    name = words[0]
+    if name in COMMANDS:
+        asked = [word for word in words if word in (*HELP_WORDS, SHOW_ALL)]
+        values = merge_config_files(parse_words([word for word in words[1:] if word not in asked]))
+        if not asked:
+            return getattr(import_module(COMMANDS[name][0]), name)(values)
+        return build_app(name, values, show_all=SHOW_ALL in asked)([name, "--help"])
+    return build_app(name, {})(words, exit_on_error=False, print_error=False)
+
+
+def build_app(asked: str, values: dict[str, Any], *, show_all: bool = True) -> App:
+    """Return the application; of its commands only `asked` is imported, or all for completion."""
     app = App(
         name="fedsieve",
         help=DESCRIPTION,
@@ -98,18 +103,27 @@ def build_app(argv: list[str]) -> App:
         help_format="rich",
         suppress_keyboard_interrupt=False,
         result_action="return_value",
+        default_parameter=Parameter(converter=convert_tokens),
     )
-    asked = next((word for word in argv if not word.startswith("-")), None)
-    everything = asked == "completion"
-    for name, text in COMMANDS.items():
-        app.command(_build_command(name, argv) if everything or name == asked else _placeholder, name=name, help=text)
-    for name, (home, text) in SIMPLE_COMMANDS.items():
-        app.command(getattr(import_module(home), name) if everything or name == asked else _placeholder, name=name, help=text)
-    app.command(flower_app() if everything or asked == "flower" else App(name="flower", help=FLOWER_HELP))
-    if asked not in COMMANDS:  # beside a command called data, a settings file's section [data] would be dropped
-        app.command(data_app() if everything or asked == "data" else App(name="data", help=DATA_HELP))
+
+    def load(name: str, module: str, member: str, placeholder: Any) -> Any:
+        return getattr(import_module(module), member) if asked in (name, "completion") else placeholder
+
+    for name, (module, text) in COMMANDS.items():
+        document = load(name, module, "document", lambda *_, **__: _placeholder)
+        app.command(
+            document(values, show_all=show_all), name=name, help=text, help_epilogue=None if show_all else f"{SHOW_ALL} shows every option."
+        )
+    for name, (module, text) in SIMPLE_COMMANDS.items():
+        app.command(load(name, module, name, _placeholder), name=name, help=text)
+    for name, (module, text) in GROUPS.items():
+        app.command(load(name, module, f"{name}_app", lambda name=name, text=text: App(name=name, help=text))())
     app.command(_completion_command(app), name="completion", help=COMPLETION_HELP)
     return app
+
+
+def _placeholder() -> None:
+    """Take the place of a command that is not called."""
 
 
 def _completion_command(app: App) -> Callable[..., None]:
@@ -124,101 +138,3 @@ def _completion_command(app: App) -> Callable[..., None]:
         print(app.generate_completion(shell=shell))
 
     return completion
-
-
-def data_app() -> App:
-    """Return `fedsieve data`; its modules are imported on use."""
-    from fedsieve.cli import data
-
-    return data.data_app()
-
-
-def flower_app() -> App:
-    """Return `fedsieve flower`; its modules are imported on use."""
-    from fedsieve.cli import flower
-
-    return flower.flower_app()
-
-
-def _placeholder() -> None:
-    """Take the place of a command that is not called."""
-
-
-def _build_command(name: str, argv: list[str]) -> Callable[..., int]:
-    if name == "reproduce":
-        from fedsieve.cli.reproduce import reproduce
-
-        return reproduce
-    from fedsieve.cli import compare, train
-
-    settings = dict(ChainMap(*read_config_files(argv).values()))
-    top = [early_value(argv, f"--{key}") or _setting(settings, key) for key in ("task", "algorithm", "model")]
-    data = [early_value(argv, f"--data.{key}") or settings.get("data", {}).get(key) for key in ("path", "target", "client")]
-    build = train.train_command if name == "train" else compare.compare_command
-    return build(train.EarlyArguments(*top, *data, show_all=SHOW_ALL in argv))
-
-
-def early_value(argv: list[str], flag: str) -> str | None:
-    """Return the last value of a flag, before parsing."""
-    found = None
-    for i, word in enumerate(argv):
-        if word == flag and i + 1 < len(argv):
-            found = argv[i + 1]
-        elif word.startswith(flag + "="):
-            found = word.removeprefix(flag + "=")
-    return found
-
-
-def read_config_files(argv: list[str]) -> dict[str, dict]:
-    """Return the settings files by path, in order of precedence: --config, and that of the run to resume."""
-    found = {}
-    if (path := early_value(argv, "--config")) is not None:
-        found[path] = read_toml(path, f"--config {path}")
-    if argv[0] == "train" and (folder := early_value(argv, "--resume")) is not None:
-        path = str(Path(folder) / "config.toml")
-        stored = read_toml(path, f"--resume {folder}, which needs the config.toml of a run,")
-        for key in ("task", "algorithm", "model"):  # they decide which options there are
-            asked = early_value(argv, f"--{key}") or next(
-                (_setting(file, key) for file in found.values() if _setting(file, key) is not None), None
-            )
-            if asked not in (None, _setting(stored, key)):
-                raise UsageError(f"--resume {folder}: a resumed run keeps its settings: {key} was {_setting(stored, key)}, is {asked}")
-        found[path] = stored
-    return found
-
-
-def config_flags(argv: list[str]) -> list[str]:
-    """Return the settings of the config files as flags, without those on the command line, which take precedence."""
-    if argv[0] not in COMMANDS:
-        return []
-    given = {word.partition("=")[0] for word in argv}
-    flags: dict[str, str] = {}
-    for settings in read_config_files(argv).values():
-        for key, value in settings.items():
-            nested = value.items() if isinstance(value, dict) else ((None, value),)
-            for option, content in nested:
-                flag = f"--{key}" if option is None else "--algorithm" if (key, option) == ("algorithm", "name") else f"--{key}.{option}"
-                if flag not in given and content is not False:
-                    flags.setdefault(flag, flag if content is True else f"{flag}={content}")
-    return list(flags.values())
-
-
-def _setting(settings: dict, key: str) -> str | None:
-    """Return a top-level setting; the name of the algorithm is in its section."""
-    return settings.get("algorithm", {}).get("name") if key == "algorithm" else settings.get(key)
-
-
-def read_toml(path: str, description: str) -> dict:
-    """Return the settings in a file; raise UsageError if it is not valid."""
-    try:
-        settings = tomllib.loads(Path(path).read_text())
-    except OSError as error:
-        raise UsageError(f"{description} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{description} is not TOML: {error}") from None
-    for key, value in settings.items():
-        if isinstance(value, dict) != (key in SECTIONS):
-            raise UsageError(f"{description}: {key} must be {'a section' if key in SECTIONS else 'a plain value'}; got {value!r}")
-        if isinstance(value, list):
-            raise UsageError(f"{description}: {key} takes one value; got {value!r}")
-    return settings

@@ -1,90 +1,70 @@
-"""Turn dataclass fields into command-line options. Their docstrings become the help text."""
+"""From the words of a command line to the text of its options. Does not import torch."""
 
-import ast
-import inspect
-import textwrap
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import MISSING, Field, field, fields, make_dataclass
-from typing import Annotated, Any, get_type_hints
+import tomllib
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
 
-from cyclopts import Group, Parameter
+from cyclopts import Parameter
 
+from fedsieve.core.settings import ALGORITHM_KEY, flatten, normalize_key, parse_value
+from fedsieve.storage.run_directory import CONFIG
 
-def parse_integer(_: Any, tokens: Sequence[Any]) -> int:
-    """Convert text to an integer, or raise ValueError."""
-    text = tokens[0].value
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"{tokens[0].keyword or 'a setting'} takes a whole number; got {text}") from None
-
-
-Integer = Annotated[int, Parameter(converter=parse_integer)]
 Switch = Annotated[bool, Parameter(negative="", show_default=False)]
 """A flag without a negative form."""
 
 
-def field_help(cls: type) -> dict[str, str]:
-    """Return the docstring of each field; a subclass overrides its bases."""
-    texts: dict[str, str] = {}
-    for base in reversed(cls.__mro__[:-1]):
-        if base.__module__ == "builtins" or not hasattr(base, "__dataclass_fields__"):
-            continue
-        definition = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
-        assert isinstance(definition, ast.ClassDef)
-        body = definition.body
-        for here, below in zip(body, body[1:], strict=False):
-            if isinstance(here, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-                assert isinstance(here.target, ast.Name)
-                texts[here.target.id] = str(below.value.value)
-    return texts
+class UsageError(ValueError):
+    """Invalid usage; the message is printed without a traceback."""
 
 
-def user_fields(cls: type) -> list[Field]:
-    """Return the fields a user sets in the section of this class."""
-    return [f for f in fields(cls) if f.init and "section" not in f.metadata and f.name not in getattr(cls, "unsupported_options", ())]
+def convert_tokens(type_hint: Any, tokens: Sequence[Any]) -> Any:
+    """Convert the values of an option or argument of a command with fixed options."""
+    inner = get_args(type_hint)[0] if get_origin(type_hint) in (tuple, list) else type_hint
+    values = [parse_value(inner, token.value, token.keyword or "an argument") for token in tokens]
+    return values[0] if inner is type_hint else tuple(values)
 
 
-def option_class(
-    cls: type,
-    name: str,
-    *,
-    optional: bool = False,
-    defaults: Mapping[str, Any] | None = None,
-    type_overrides: Mapping[str, Any] | None = None,
-    exclude: Collection[str] = (),
-    group: Group | None = None,
-    prefix: str | None = None,
-    flags: Mapping[str, tuple[str, ...]] | None = None,
-    shown: Collection[str] | None = None,
-) -> type:
-    """Return a dataclass for the parser with the fields of `cls` that a user can set.
-
-    `optional` makes every default None, `defaults` and `type_overrides` replace some defaults and types, `group` is the panel in the
-    help text, and `shown` are the fields in the help text (None: all).
-    """
-    hints, texts = get_type_hints(cls) | dict(type_overrides or {}), field_help(cls)
-    options: list[tuple[str, Any, Any]] = []
-    for f in user_fields(cls):
-        if f.name in exclude:
-            continue
-        kind = hints[f.name] | None if optional else hints[f.name]
-        default = None if optional else (defaults or {}).get(f.name, f.default)
-        assert default is not MISSING, f"{cls.__name__}.{f.name} needs a default that works"
-        converter = parse_integer if hints[f.name] in (int, int | None) else None
-        extra: dict[str, Any] = {} if group is None else {"group": group}
-        if prefix is not None:
-            extra["name"] = f"--{prefix}.{f.name.replace('_', '-')}"
-        elif f.name in (flags or {}):
-            extra["name"] = (flags or {})[f.name]
-        is_shown = shown is None or f.name in shown
-        parameter = Parameter(help=texts.get(f.name, ""), converter=converter, show=is_shown, **extra)
-        options.append((f.name, Annotated[kind, parameter], field(default=default)))
-    # The parser only looks inside classes that have a module.
-    return make_dataclass(name, options, kw_only=True, frozen=True, namespace={"__module__": __name__})
+def parse_words(words: Sequence[str]) -> dict[str, str]:
+    """Return the text of each option by key: --seed 3, --seed=3, --quiet (empty text), --no-centralized (false)."""
+    found: dict[str, str] = {}
+    rest = deque(words)
+    while rest:
+        word = rest.popleft()
+        if not word.startswith("--"):
+            raise UsageError(f"{word} is no option; options start with --, and --help lists them")
+        name, equals, text = word[2:].partition("=")
+        if not equals and rest and not rest[0].startswith("--"):
+            text = rest.popleft()
+        section, dot, last = name.rpartition(".")
+        if last.startswith("no-") and not text:
+            name, text = section + dot + last.removeprefix("no-"), "false"
+        if (key := normalize_key(name)) in found:
+            raise UsageError(f"--{name} is given twice; give it once")
+        found[key] = text
+    return found
 
 
-def to_kwargs(parsed: Any, *, optional: bool = False) -> dict[str, Any]:
-    """Return a parsed section as keyword arguments; in an optional section None means not set by the user."""
-    values = {f.name: getattr(parsed, f.name) for f in fields(parsed)}
-    return {name: value for name, value in values.items() if value is not None} if optional else values
+def merge_config_files(options: dict[str, str]) -> dict[str, Any]:
+    """Return the options over the settings in the files of --config and --resume; the command line takes precedence."""
+    values: dict[str, Any] = dict(options)
+    if path := options.get("config"):
+        values = read_settings(Path(path), f"--config {path}") | values
+    if folder := options.get("resume"):
+        stored = read_settings(Path(folder) / CONFIG, f"--resume {folder}, which needs the {CONFIG} of a run,")
+        for key in ("task", ALGORITHM_KEY, "model"):  # they determine which options there are
+            if key in values and values[key] != stored.get(key):
+                raise UsageError(f"--resume {folder}: a resumed run keeps its settings: {key} was {stored.get(key)}, is {values[key]}")
+        values = stored | values
+    return values
+
+
+def read_settings(path: Path, description: str) -> dict[str, Any]:
+    """Return the settings in a TOML file by key."""
+    try:
+        return {normalize_key(key): value for key, value in flatten(tomllib.loads(path.read_text())).items()}
+    except OSError as error:
+        raise UsageError(f"{description} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{description} is not TOML: {error}") from None

@@ -3,7 +3,7 @@
 import webbrowser
 from pathlib import Path
 
-from fedsieve.cli.options import Integer, Switch
+from fedsieve.cli.options import Switch
 from fedsieve.report.html import page
 from fedsieve.report.html.live_server import serve
 from fedsieve.report.html.run_record import is_run_directory
@@ -35,7 +35,7 @@ def report(*folders: Path, open: Switch = False, out: Path | None = None) -> int
     return 0
 
 
-def watch(folder: Path, *, port: Integer = 8765) -> int:
+def watch(folder: Path, *, port: int = 8765) -> int:
     """Serve a run's page on this machine while it trains; it follows every round.
 
     Parameters

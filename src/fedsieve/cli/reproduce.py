@@ -7,7 +7,7 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from fedsieve.cli.options import Integer, Switch
+from fedsieve.cli.options import Switch
 from fedsieve.report import claims, tables
 from fedsieve.report.claims import NOT_EVALUATED, Verdict
 from fedsieve.storage.run_directory import REPORT, RunDirectoryError, atomic_write
@@ -24,7 +24,7 @@ def reproduce(
     study: StudyName,  # pyright: ignore[reportInvalidTypeForm]  # its names are known only at run time
     *,
     scale: ScaleName = ScaleName.SHORT,
-    jobs: Integer = 1,
+    jobs: int = 1,
     out: Path | None = None,
     quiet: Switch = False,
 ) -> int:

@@ -1,10 +1,10 @@
 """DeploymentConfig, and how it is built from Flower's run config. A Flower client imports this file: it needs only torch and numpy."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.algorithms.defaults import NETWORK_DEFAULTS, select_supported
 from fedsieve.core.aggregation import Aggregator, ClientWeighting
 from fedsieve.core.reply_validation import ReplyLimits
-from fedsieve.core.settings import parse_value
+from fedsieve.core.settings import ALGORITHM_KEY, build_settings, field_types, normalize_key, parse_settings, parse_value
 from fedsieve.objectives.linear import Linear
 from fedsieve.objectives.module import Module
 from fedsieve.runtime.client_data import ClientData
@@ -24,30 +24,27 @@ from fedsieve.runtime.context import RunContext
 from fedsieve.runtime.loop import LoopEngine
 
 DTYPES = {"single": torch.float32, "double": torch.float64}
-DEPLOYMENT_KEYS = {
-    "clients": int,
-    "rounds": int,
-    "seed": int,
-    "participation": float,
-    "quorum": float,
-    "retries": int,
-    "round-seconds": float,
-    "start-seconds": float,
-    "threads": int,
-}
-LIMIT_KEYS = {"max-norm-ratio": float, "max-claimed-examples": int}
+DEPLOYMENT_FIELDS = (
+    "clients",
+    "rounds",
+    "seed",
+    "participation",
+    "quorum",
+    "retries",
+    "round_seconds",
+    "start_seconds",
+    "threads",
+    "run_dir",
+)
+"""Fields of DeploymentConfig that the run config sets."""
+ALGORITHM_FIELDS = ("density", "client_weighting", "aggregator", "max_malicious_fraction")
+"""Fields of the algorithm that are no options of its own."""
 NAME_KEY = "algorithm.name"
-OTHER_KEYS = {
-    NAME_KEY: str,
-    "density": float,
-    "client-weighting": str,
-    "aggregator": str,
-    "max-malicious-fraction": float,
-    "precision": str,
-    "run-dir": str,
-}
 ALGORITHM_PREFIX = "algorithm."
 DEFAULT_ALGORITHM = "sieve"
+AlgorithmName = Literal[tuple(ALGORITHMS)]
+PREFIX = "run config "
+"""How error messages name a setting."""
 Settings = Mapping[str, str | int | float | bool]
 
 
@@ -131,56 +128,40 @@ def deployment_config(
     Keys with a dot outside `algorithm.` belong to the app and are ignored; every other key must be known. `evaluate` returns the
     metrics that the server computes from the model's parameters after every round.
     """
-    known = DEPLOYMENT_KEYS | LIMIT_KEYS | OTHER_KEYS
-    for name in run_config:
-        if name not in known and "." not in name:
-            raise ValueError(f"run config {name} is no setting; there are {', '.join(known)}, and {ALGORITHM_PREFIX}* of the algorithm")
-    values = {
-        name: parse_value(type_hint, run_config[name], f"run config {name}") for name, type_hint in known.items() if name in run_config
-    }
-    algorithm_name = values.get(NAME_KEY, DEFAULT_ALGORITHM)
-    algorithm = build_algorithm(algorithm_name, run_config, values, objective)
-    precision = values.get("precision", "single")
-    if precision not in DTYPES:
-        raise ValueError(f"run config precision is single or double; got {precision}")
-    if "clients" not in values:
+    own = {key: value for key, value in run_config.items() if "." not in key or key.startswith(ALGORITHM_PREFIX)}
+    values = {normalize_key(key): value for key, value in own.items() if (key, value) != ("run-dir", "")}
+    algorithm_name = parse_value(AlgorithmName, values.get(ALGORITHM_KEY, DEFAULT_ALGORITHM), PREFIX + NAME_KEY)
+    algorithm_type = algorithm_class(algorithm_name)
+    parsed = parse_settings(setting_types(algorithm_type), values, PREFIX)
+    algorithm = build_algorithm(algorithm_type, parsed, objective)
+    if "clients" not in parsed:
         raise ValueError("run config clients is missing; set it to the number of nodes, whose partition-id is 0, 1, ...")
     deployment: dict[str, Any] = {"rounds": algorithm.default_rounds, "seed": 0}
-    deployment |= {name.replace("-", "_"): values[name] for name in DEPLOYMENT_KEYS if name in values}
-    limits: dict[str, Any] = {"max_norm_ratio": algorithm.default_max_norm_ratio}
-    limits |= {name.replace("-", "_"): values[name] for name in LIMIT_KEYS if name in values}
+    deployment |= {name: parsed[name] for name in DEPLOYMENT_FIELDS if name in parsed}
     return DeploymentConfig(
         **deployment,
         algorithm=algorithm,
         objective=objective,
         fingerprint=wire.compute_fingerprint(algorithm_name, objective.layout),
-        dtype=DTYPES[precision],
-        run_dir=Path(values["run-dir"]) if values.get("run-dir") else None,
+        dtype=DTYPES[parsed.get("precision", "single")],
         start_from_seed=not isinstance(objective, Module) or objective.factory is not None,
-        reply_limits=ReplyLimits(**limits),
+        reply_limits=build_settings(ReplyLimits, {"max_norm_ratio": algorithm.default_max_norm_ratio} | parsed),
         evaluate=evaluate,
         settings=dict(run_config),
     )
 
 
-def build_algorithm(algorithm_name: str, run_config: Settings, values: Mapping[str, Any], objective: Linear | Module) -> BaseAlgorithm:
-    """Return the algorithm with the options of the run config; `values` are the parsed settings outside `algorithm.`."""
-    if algorithm_name not in ALGORITHMS:
-        raise ValueError(f"run config {NAME_KEY} {algorithm_name} is unknown; there are {', '.join(ALGORITHMS)}")
-    cls = algorithm_class(algorithm_name)
-    hints = get_type_hints(cls)
-    option_names = {name.replace("_", "-"): name for name in sorted(cls.option_names())}
+def setting_types(algorithm_type: type[BaseAlgorithm]) -> dict[str, Any]:
+    """Return the type of every setting of the run config by key."""
+    types = field_types(DeploymentConfig, DEPLOYMENT_FIELDS) | field_types(ReplyLimits) | field_types(algorithm_type, ALGORITHM_FIELDS)
+    types |= {"precision": Literal[tuple(DTYPES)], ALGORITHM_KEY: AlgorithmName}
+    return types | field_types(algorithm_type, algorithm_type.option_names(), ALGORITHM_KEY)
+
+
+def build_algorithm(cls: type[BaseAlgorithm], parsed: Mapping[str, Any], objective: Linear | Module) -> BaseAlgorithm:
+    """Return the algorithm with the options of the run config, over the defaults for networks if the model is a module."""
     options: dict[str, Any] = select_supported(cls, NETWORK_DEFAULTS) if isinstance(objective, Module) else {}
-    for key, value in run_config.items():
-        if key.startswith(ALGORITHM_PREFIX) and key not in OTHER_KEYS:
-            name = option_names.get(key.removeprefix(ALGORITHM_PREFIX))
-            if name is None:
-                raise ValueError(f"run config {key} is no option of {algorithm_name}; there are {', '.join(option_names)}")
-            options[name] = parse_value(hints[name], value, f"run config {key}")
-    algorithm = cls(**options)
-    aggregator = parse_value(Aggregator, values.get("aggregator", "weighted"), "run config aggregator")
-    weighting = algorithm.client_weighting if aggregator is Aggregator.WEIGHTED else ClientWeighting.UNIFORM
-    if "client-weighting" in values:
-        weighting = parse_value(ClientWeighting, values["client-weighting"], "run config client-weighting")
-    others = {name.replace("-", "_"): values[name] for name in ("density", "max-malicious-fraction") if name in values}
-    return replace(algorithm, client_weighting=weighting, aggregator=aggregator, **others)
+    if parsed.get("aggregator", Aggregator.WEIGHTED) is not Aggregator.WEIGHTED:
+        options["client_weighting"] = ClientWeighting.UNIFORM
+    options |= {name: parsed[name] for name in ALGORITHM_FIELDS if name in parsed}
+    return cls(**options | {key.removeprefix(ALGORITHM_PREFIX): value for key, value in parsed.items() if key.startswith(ALGORITHM_PREFIX)})

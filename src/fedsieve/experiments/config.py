@@ -1,5 +1,6 @@
 """The settings of a run as the user sets them. None means the default, which `resolve` fills in."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
@@ -135,8 +136,8 @@ class RunConfig:
     """model of task file: linear, logistic, softmax, multilabel or PACKAGE.MODULE:FACTORY (default: inferred from the target)"""
     init_weights: Path | None = None
     """initial weights: the model.safetensors of an earlier run, or a module's tensors by name"""
-    algorithm: BaseAlgorithm | None = None
-    """options of the algorithm (None: its defaults on the task)"""
+    algorithm: BaseAlgorithm | Mapping[str, Any] | None = None
+    """the algorithm with all its options, or those options that differ from its defaults on the task"""
 
     def __post_init__(self) -> None:
         """Validate the values that need no other setting."""

@@ -119,9 +119,9 @@ def resolve(config: RunConfig) -> ResolvedRun:
     if config.task == "file":
         data = replace(data, standardize=_resolve_standardize(config, data.standardize))
     algorithm = config.algorithm
-    if algorithm is None:
+    if not isinstance(algorithm, BaseAlgorithm):
         algorithm_type = algorithm_class(config.algorithm_name)
-        algorithm = algorithm_type(**default_options(task, algorithm_type, config.model))
+        algorithm = algorithm_type(**default_options(task, algorithm_type, config.model) | dict(algorithm or {}))
     federation = _resolve_federation(config, task, algorithm)
     config.privacy.validate(federation, algorithm.all_reply_fields, centralized=config.centralized)
     privacy = config.privacy

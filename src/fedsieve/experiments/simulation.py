@@ -15,6 +15,7 @@ from fedsieve.core.types import CsrMatrix, Traffic
 from fedsieve.data import standardization, user_files
 from fedsieve.data.federated_dataset import FederatedDataset, Matrix, PartitionSpec
 from fedsieve.data.standardization import Standardizer
+from fedsieve.data.user_files import UserFiles
 from fedsieve.experiments.config import ByteCounting, EvaluationSplit
 from fedsieve.experiments.resolve import ResolvedRun
 from fedsieve.models.build import build_model
@@ -94,7 +95,7 @@ class Simulation:
     @cached_property
     def standardizer(self) -> Standardizer | None:
         """The federated standardization of a user's data for linear models; None if examples are used as they are."""
-        if not getattr(self.run.data, "standardize", False):
+        if not (isinstance(self.run.data, UserFiles) and self.run.data.standardize):
             return None
         squared = self.run.task_spec.loss is Loss.SQUARED
         return standardization.fit_standardizer(

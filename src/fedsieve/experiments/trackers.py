@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsieve import optional
+from fedsieve.core.settings import flatten
 
 PROJECT = "fedsieve"
 LogFunction = Callable[[Mapping[str, Any]], None]
@@ -35,7 +36,8 @@ def open_tracker(tracker: Tracker | None, folder: Path, config: Mapping[str, Any
     if tracker is None:
         yield lambda _: None
         return
-    with redirect_stdout(sys.stderr), ways[tracker](folder, flatten(config)) as log:
+    flags = {name.replace("_", "-"): value for name, value in flatten(config).items()}
+    with redirect_stdout(sys.stderr), ways[tracker](folder, flags) as log:
         yield log
 
 
@@ -49,15 +51,6 @@ def check_installed(tracker: Tracker | None) -> None:
 def numeric_values(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the numeric values of a round."""
     return {name: float(value) for name, value in row.items() if isinstance(value, int | float) and name != "round"}
-
-
-def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings by the names of their flags."""
-    named: dict[str, Any] = {}
-    for name, value in config.items():
-        inner = value.items() if isinstance(value, Mapping) else [(None, value)]
-        named |= {name if key is None else f"{name}.{key.replace('_', '-')}": entry for key, entry in inner if entry is not None}
-    return named
 
 
 @contextmanager

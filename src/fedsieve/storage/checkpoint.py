@@ -22,6 +22,7 @@ from safetensors.numpy import load
 from safetensors.numpy import save as save_safetensors
 from torch import Tensor
 
+from fedsieve.core.settings import flatten
 from fedsieve.core.types import Layout
 from fedsieve.storage import atomic
 
@@ -100,7 +101,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The settings that differ and may not change, by their names on the command line."""
-    old, new = _flatten(json.loads(json.dumps(before))), _flatten(json.loads(json.dumps(now)))
+    old, new = ({name.replace("_", "-"): value for name, value in flatten(json.loads(json.dumps(one))).items()} for one in (before, now))
     names = sorted((old.keys() | new.keys()) - MAY_CHANGE)
     return [f"{name} was {old.get(name)}, is {new.get(name)}" for name in names if old.get(name) != new.get(name)]
 
@@ -194,11 +195,3 @@ def _rebuild(template: Any, values: Mapping[str, Any], name: str = "") -> Any:
             f"this run has {template.dtype} {tuple(template.shape)}"
         )
     return tensor.to(template.device)
-
-
-def _flatten(settings: Mapping[str, Any], section: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        name = section + key.replace("_", "-")
-        flat |= _flatten(value, name + ".") if isinstance(value, Mapping) else {name: value}
-    return flat

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.algorithms.sieve_rules import Ending, Uplink
 from fedsieve.core.optimizers import Optimizer
 from fedsieve.studies import equal_bytes, paper
@@ -38,7 +39,7 @@ def ablation_study(scale: Scale) -> Study:
     conditions = []
     for (task, setting), factor in cases.items():
         default = equal_bytes.with_factor(equal_bytes.base_run(scale, task, REFERENCE_ALGORITHM), factor)
-        assert default.algorithm is not None, "`base_run` resolves it"
+        assert isinstance(default.algorithm, BaseAlgorithm), "`base_run` resolves it"
         seeds = scale.real_seeds if task in FAST_REAL_TASKS else scale.seeds
         for variant, options in VARIANTS.items():
             run = replace(default, algorithm=replace(default.algorithm, **options))

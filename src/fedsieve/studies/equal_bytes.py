@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.data.partition import Partition
 from fedsieve.experiments.config import ByteCounting, FederationConfig, RunConfig
 from fedsieve.experiments.resolve import resolve
@@ -145,7 +146,7 @@ def equal_bytes_study(scale: Scale, options_by_name: Mapping[str, Mapping[str, A
     for name, options in options_by_name.items():
         task, algorithm = name.split(" ", 1)
         default = base_run(scale, task, algorithm.split(",")[0])
-        assert default.algorithm is not None, "`base_run` resolves it"
+        assert isinstance(default.algorithm, BaseAlgorithm), "`base_run` resolves it"
         tuned = replace(default, algorithm=tuning.apply_options(default.algorithm, options))
         for factor, changes in REAL_TASK_FACTORS.get(task, FACTORS).items():
             if (scale.is_smoke_test and factor not in SMOKE_FACTORS) or (task == "lr" and factor in CLASSIFICATION_FACTORS):

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
 
 from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.core.schedules import DensitySchedule
-from fedsieve.core.settings import parse_value
+from fedsieve.core.settings import field_types, parse_settings
 from fedsieve.experiments.config import EvaluationSplit, RunConfig
 from fedsieve.experiments.resolve import ResolvedRun, resolve
 from fedsieve.storage import run_directory
@@ -60,8 +60,7 @@ def best_options(rows: Sequence[Row], max_bytes: float = np.inf) -> dict[str, An
 
 def apply_options(algorithm: BaseAlgorithm, options: Mapping[str, Any]) -> BaseAlgorithm:
     """Return the algorithm with options that were stored as plain values."""
-    hints = get_type_hints(type(algorithm))
-    return replace(algorithm, **{name: parse_value(hints[name], value, name) for name, value in options.items()})
+    return replace(algorithm, **parse_settings(field_types(type(algorithm)), options))
 
 
 def build_conditions(
