@@ -233,6 +233,7 @@ def test_a_wrong_settings_file_is_one_line_and_exit_code_two(settings, text, cap
         (["--centralized", "--no-centralized"], "--centralized is given twice"),
         (["--no-density"], "--density takes a number; got false"),
         (["--quiet", "extra"], "--quiet takes true or false; got extra"),
+        (["--out", "train", "--rounds", "0"], "rounds must be at least 1"),
         (["--resume", "nowhere"], "which needs the config.toml of a run, cannot be read"),
         (["--task", "digits", "--data.true-density", "1"], "--data.true-density is unknown"),
     ],
@@ -333,6 +334,9 @@ def test_compare_prints_one_table_for_rounds_and_one_for_bytes(capsys):
         (["--algorithms", "fed-avg,fed-avg"], "twice"),
         (["--seeds", "1,x"], "whole numbers"),
         (["--seeds", "1,1"], "each once"),
+        (["--seed", "1"], "--seed is unknown; did you mean --seeds?"),
+        (["--algorithm", "sieve"], "did you mean --algorithms?"),
+        (["--resume", "nowhere"], "--resume is unknown"),
     ],
 )
 def test_compare_refuses_what_it_cannot_compare(words, text, capsys):

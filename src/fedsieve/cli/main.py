@@ -84,14 +84,16 @@ def _is_expected(error: RuntimeError) -> bool:
 
 def run_command(words: list[str]) -> Any:
     """Parse the words once and run the command."""
-    name = words[0]
-    if name in COMMANDS:
-        asked = [word for word in words if word in (*HELP_WORDS, SHOW_ALL)]
-        values = merge_config_files(parse_words([word for word in words[1:] if word not in asked]))
-        if not asked:
-            return getattr(import_module(COMMANDS[name][0]), name)(values)
-        return build_app(name, values, show_all=SHOW_ALL in asked)([name, "--help"])
-    return build_app(name, {})(words, exit_on_error=False, print_error=False)
+    name = next((word for word in words if not word.startswith("-")), "")
+    asked = [word for word in words if word in (*HELP_WORDS, SHOW_ALL)]
+    if name not in COMMANDS:
+        return build_app(name, {})(["--help" if word == SHOW_ALL else word for word in words], exit_on_error=False, print_error=False)
+    rest = [word for word in words if word not in asked]
+    rest.remove(name)
+    values = merge_config_files(parse_words(rest), may_resume=name == "train")
+    if not asked:
+        return getattr(import_module(COMMANDS[name][0]), name)(values)
+    return build_app(name, values, show_all=SHOW_ALL in asked)([name, "--help"])
 
 
 def build_app(asked: str, values: dict[str, Any], *, show_all: bool = True) -> App:

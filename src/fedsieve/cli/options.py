@@ -22,7 +22,7 @@ class UsageError(ValueError):
 def convert_tokens(type_hint: Any, tokens: Sequence[Any]) -> Any:
     """Convert the values of an option or argument of a command with fixed options."""
     inner = get_args(type_hint)[0] if get_origin(type_hint) in (tuple, list) else type_hint
-    values = [parse_value(inner, token.value, token.keyword or "an argument") for token in tokens]
+    values = [parse_value(inner, token.value, token.keyword or "the argument") for token in tokens]
     return values[0] if inner is type_hint else tuple(values)
 
 
@@ -46,12 +46,12 @@ def parse_words(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def merge_config_files(options: dict[str, str]) -> dict[str, Any]:
+def merge_config_files(options: dict[str, str], *, may_resume: bool) -> dict[str, Any]:
     """Return the options over the settings in the files of --config and --resume; the command line takes precedence."""
     values: dict[str, Any] = dict(options)
     if path := options.get("config"):
         values = read_settings(Path(path), f"--config {path}") | values
-    if folder := options.get("resume"):
+    if may_resume and (folder := options.get("resume")):
         stored = read_settings(Path(folder) / CONFIG, f"--resume {folder}, which needs the {CONFIG} of a run,")
         for key in ("task", ALGORITHM_KEY, "model"):  # they determine which options there are
             if key in values and values[key] != stored.get(key):

@@ -59,7 +59,7 @@ def parse_value(type_hint: Any, value: Any, name: str) -> Any:
             return _convert(option, text)
         except (ValueError, KeyError):
             continue
-    close = get_close_matches(text, [choice for option in options for choice in _choices(option)], 1)
+    close = get_close_matches(text, [choice for option in options for choice in _choices(option)], 1, 0.7)
     hint = f"; did you mean {close[0]}?" if close else ""
     raise ValueError(f"{name} takes {_type_name(type_hint)}; got {text or 'no value'}{hint}")
 
