@@ -77,7 +77,7 @@ def test_every_format_gives_the_same_predictions(name, write_model, capsys, tmp_
     [
         (["export", "nowhere"], "nowhere does not exist"),
         (["export", "empty"], "has no model.safetensors"),
-        (["export", "model.safetensors", "--format", "pickle"], "Choose from"),
+        (["export", "model.safetensors", "--format", "pickle"], "--format takes safetensors, npz, onnx, torch; got pickle"),
         (["export", "model.safetensors", "--out", "."], "is a folder"),
         (["export", "model.safetensors", "--out", "no/such/file.npz"], "choose another file with --out"),
         (["export", "rows.csv"], "name a run folder or a file"),
