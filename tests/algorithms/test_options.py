@@ -6,6 +6,7 @@ import torch
 from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.cli.main import main
+from fedsieve.core.batches import BatchSampling
 from fedsieve.core.optimizers import Optimizer, StepRule
 from fedsieve.core.schedules import DensitySchedule
 from fedsieve.core.types import Clock
@@ -16,6 +17,7 @@ FALLING = {"density_schedule": DensitySchedule.CUBIC}
 MOMENTUM = {"server_optimizer": Optimizer.MOMENTUM}
 OTHER = {
     "batch_size": ({}, 4),
+    "batch_sampling": ({}, BatchSampling.INDEPENDENT),
     "local_steps": ({}, 7),
     "learning_rate": ({}, 0.37),
     "final_learning_rate_fraction": ({}, 0.5),

@@ -10,7 +10,8 @@ from fedsieve.runtime.rounds import Population, initial_server, train
 
 def make_exchange(algorithm, objective, x, y, counts, *, engine=BatchedEngine, seed=1, dtype=torch.float32):
     """An exchange over examples that are ordered by client."""
-    data = ClientData(x, y, counts, objective, algorithm.workload.batch_size)
+    workload = algorithm.workload
+    data = ClientData(x, y, counts, objective, workload.batch_size, workload.batch_sampling)
     context = RunContext(algorithm=algorithm, objective=objective, seed=seed, fingerprint=1, dtype=dtype)
     return engine(context=context, data=data)
 

@@ -8,7 +8,7 @@ from fedsieve.experiments.config import RunConfig
 from fedsieve.experiments.resolve import resolve
 from fedsieve.objectives.linear import Linear
 from fedsieve.objectives.losses import Loss
-from fedsieve.runtime.client_data import ClientData, shuffle_into_batches
+from fedsieve.runtime.client_data import ClientData, draw_batches, shuffle_into_batches
 from fedsieve.runtime.rounds import Population, cohort_size, initial_server, sample_cohort, train
 
 
@@ -52,6 +52,16 @@ def test_every_example_is_used_once_before_any_is_repeated():
 
 def test_examples_repeat_in_a_batch_only_if_there_are_too_few():
     assert np.bincount(shuffle_into_batches(0, 0, 0, 3, batch_size=8, num_batches=5)[0]).tolist() in ([3, 3, 2], [3, 2, 3], [2, 3, 3])
+
+
+def test_independent_batches_are_random_subsets_whatever_the_others_hold():
+    batches = np.concatenate([draw_batches(0, round, 1, 20, batch_size=5, num_batches=40) for round in range(100)])
+    assert all(len(set(batch)) == 5 for batch in batches)
+    counts = np.bincount(batches.ravel(), minlength=20)
+    assert abs(counts - 1000).max() < 5 * np.sqrt(4000 * 0.25 * 0.75)
+    shared = [len(set(a) & set(b)) for a, b in zip(batches[::2], batches[1::2], strict=True)]
+    assert np.mean(shared) == pytest.approx(5 * 5 / 20, abs=0.1)
+    assert len(draw_batches(0, 0, 1, 3, batch_size=8, num_batches=2)[0]) == 8
 
 
 def test_a_stack_of_clients_gets_the_batches_of_each():

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from fedsieve.algorithms.recipes import Recipe, Recipes
 from fedsieve.core import budgets, optimizers, schedules, topk
 from fedsieve.core.aggregation import (
     Aggregator,
@@ -20,6 +21,7 @@ from fedsieve.core.aggregation import (
     riemannian_mean,
     sparse_mean,
 )
+from fedsieve.core.batches import BatchSampling
 from fedsieve.core.budgets import Budget, BudgetRule
 from fedsieve.core.optimizers import Moments, Optimizer, StepRule
 from fedsieve.core.packets import GATE_FIELDS, Packet, SparseVector, dense_packet, sparse_packet
@@ -50,6 +52,8 @@ class BaseAlgorithm(ABC):
     """bits per value in messages; None if the algorithm decides"""
     unsupported_options: ClassVar[frozenset[str]] = frozenset()
     """options below that have no effect on this algorithm; it does not offer them and rejects other values"""
+    recipes: ClassVar[Recipes] = {}
+    """other sets of defaults; an algorithm without recipes does not offer the option `recipe`"""
 
     density: float = field(default=0.05, metadata={"section": "run"})
     """fraction of weights that may be nonzero"""
@@ -61,8 +65,12 @@ class BaseAlgorithm(ABC):
     """fraction of a cohort that may be malicious, for the trimmed mean and multi-Krum"""
     privacy: GaussianMechanism | None = field(default=None, metadata={"section": "privacy"})
     """clipping and noise of a differentially private mean; None: no privacy"""
+    recipe: Recipe = Recipe.RECOMMENDED
+    """defaults of the other options: recommended, or what the paper states (docs/differences.md)"""
     batch_size: int | Literal["all"] = 32
     """examples per local step, or all examples of the client"""
+    batch_sampling: BatchSampling = BatchSampling.SHUFFLED
+    """how mini-batches are drawn: from examples shuffled once per round, or each one independently as in the paper"""
     local_steps: int = 30
     """n(B): local steps per round"""
     learning_rate: float = 1.0
@@ -103,6 +111,8 @@ class BaseAlgorithm(ABC):
                 raise ValueError(
                     f"{_option_name(name)} has no effect on {type(self).__name__}, so it cannot be set; got {getattr(self, name)}"
                 )
+        if self.recipe is not Recipe.RECOMMENDED and self.recipe not in self.recipes:
+            raise ValueError(f"algorithm.recipe {self.recipe} is none of {type(self).__name__}, which has no recipes; leave it out")
         budgets.num_kept(self.density, 10**18)
         require_at_least(1, local_steps=self.local_steps, **({} if self.batch_size == "all" else {"batch_size": self.batch_size}))
         require_at_least(0, warmup=self.warmup, residual_decay=self.residual_decay or 0)
@@ -137,7 +147,8 @@ class BaseAlgorithm(ABC):
     @classmethod
     def option_names(cls) -> frozenset[str]:
         """Return the names of the options in the section `algorithm`."""
-        return frozenset(f.name for f in fields(cls) if "section" not in f.metadata) - cls.unsupported_options
+        names = frozenset(f.name for f in fields(cls) if "section" not in f.metadata) - cls.unsupported_options
+        return names if cls.recipes else names - {"recipe"}
 
     # The round, as the `Algorithm` protocol describes it
 
@@ -145,7 +156,7 @@ class BaseAlgorithm(ABC):
     def workload(self) -> Workload:
         """One exchange per round with `local_steps` local steps."""
         batch_size = None if self.batch_size == "all" else self.batch_size
-        return Workload(1, self.local_steps, batch_size, self.step_rule is StepRule.CAPPED)
+        return Workload(1, self.local_steps, batch_size, self.step_rule is StepRule.CAPPED, self.batch_sampling)
 
     @abstractmethod
     def init(self, layout: Layout, weights: Float[Tensor, " p"], draw: Draw) -> Any:

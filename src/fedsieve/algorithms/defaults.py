@@ -3,10 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.algorithms.base import BaseAlgorithm
+from fedsieve.algorithms.recipes import Recipe, recipe_values
 from fedsieve.core.budgets import BudgetRule
 from fedsieve.core.optimizers import StepRule
 from fedsieve.core.schedules import DensitySchedule
+from fedsieve.objectives.losses import Loss
 
 DENSITY_ANNEALING = {"density_schedule": DensitySchedule.CUBIC}
 """Messages are denser at first: a model that has learned little would select the wrong weights."""
@@ -33,3 +36,20 @@ def select_supported(algorithm: type[BaseAlgorithm], options: Mapping[str, Any])
 def batches_per_round(algorithm: type[BaseAlgorithm], count: int) -> dict[str, int]:
     """Return the option that sets n(B), the number of a client's mini-batches in a round."""
     return {"exchanges" if "exchanges" in algorithm.option_names() else "local_steps": count}
+
+
+def recipe_options(algorithm: type[BaseAlgorithm], recipe: Recipe, loss: Loss | None) -> dict[str, Any]:
+    """Return the options of the section `algorithm` that a recipe sets, and the recipe itself; nothing for the recommended defaults."""
+    values = recipe_values(algorithm.recipes, recipe, loss)
+    names = algorithm.option_names()
+    return {} if recipe is Recipe.RECOMMENDED else {name: value for name, value in values.items() if name in names} | {"recipe": recipe}
+
+
+def require_recipes(algorithm_name: str, recipe: str | None) -> None:
+    """Raise ValueError if a recipe is set and the algorithm has none to choose from."""
+    if recipe is not None and not algorithm_class(algorithm_name).recipes:
+        having = ", ".join(name for name in ALGORITHMS if algorithm_class(name).recipes)
+        raise ValueError(
+            f"algorithm.recipe {recipe} needs an algorithm of the paper, and {algorithm_name} is none; "
+            f"leave it out, or use one that has recipes: {having}"
+        )

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedsieve.algorithms.base import require_at_least
 from fedsieve.algorithms.fed_sgd import UNUSED_BY_GRADIENT_EXCHANGE, gradient_support, gradient_workload
-from fedsieve.algorithms.gated import GatedAlgorithm, zero_ungated
+from fedsieve.algorithms.gated import PAPER_OPTIONS, GatedAlgorithm, zero_ungated
+from fedsieve.algorithms.recipes import ByLoss, Recipe, Recipes, with_recipes
 from fedsieve.core import optimizers
 from fedsieve.core.optimizers import Moments, Optimizer, StepRule, initial_moments
 from fedsieve.core.packets import Packet, dense_packet
@@ -37,6 +38,20 @@ class Client(NamedTuple):
     log_alpha: Tensor
 
 
+PAPER_RECIPE = PAPER_OPTIONS | {
+    "server_learning_rate": ByLoss(squared=1e-3, bounded=0.1),
+    "gate_rate": 0.1,
+    "initial_gate_probability": 0.95,
+    "log_alpha_scaling_rate": 0.5,
+    "scaling_start": 0.5,
+}
+"""The learning rates are the ends of the range of L140: above 1e-3 LR diverges, and LG and MC need .1 to converge in 50 rounds.
+
+The paper states neither rho_init nor r nor prune start (decision C2).
+"""
+
+
+@with_recipes
 @dataclass(frozen=True, kw_only=True)
 class Flops(GatedAlgorithm):
     """Federated learning with an L0 constraint via probabilistic gates."""
@@ -46,6 +61,8 @@ class Flops(GatedAlgorithm):
     default_max_norm_ratio: ClassVar[float] = inf
     """no limit: on separable data most gradients are close to zero, and an honest one is not"""
     unsupported_options: ClassVar[frozenset[str]] = UNUSED_BY_GRADIENT_EXCHANGE
+    recipes: ClassVar[Recipes] = {Recipe.PAPER: PAPER_RECIPE}
+    paper_dual_rate: ClassVar[float] = 1.0
 
     exchanges: int = 40
     """n(B): gradient exchanges per round"""

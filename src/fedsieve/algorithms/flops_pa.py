@@ -3,15 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from fedsieve.algorithms.base import require_fraction
-from fedsieve.algorithms.gated import GatedAlgorithm
+from fedsieve.algorithms.gated import PAPER_OPTIONS, GatedAlgorithm
 from fedsieve.algorithms.gated_support import gated_support
+from fedsieve.algorithms.recipes import ByLoss, Recipe, Recipes, with_recipes
 from fedsieve.core import constraint, gates, optimizers, topk
 from fedsieve.core.constraint import DualUpdate
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT
@@ -65,15 +66,34 @@ class Client(NamedTuple):
     layout: Layout
 
 
+PAPER_RECIPE = PAPER_OPTIONS | {
+    "learning_rate": ByLoss(squared=1e-3, bounded=0.1),
+    "gate_rate": 0.1,
+    "server_learning_rate": 1.0,
+    "residual_decay": 0.0,
+    "initial_gate_probability": 0.5,
+    "log_alpha_scaling_rate": 0.1,
+    "scaling_start": 0.0,
+    "local_gate_noise": GateNoise.SAMPLED,
+    "message_gate_noise": GateNoise.SAMPLED,
+    "gate_inverse": GateInverse.PAPER,
+    "gate_encoding": GateEncoding.GATES,
+    "min_default_gate": 0.0,
+}
+"""Learning rates as for FLoPS (L303); scaling from epoch zero (L171). The paper states neither rho_init nor r (decision E9)."""
+
+
+@with_recipes
 @dataclass(frozen=True, kw_only=True)
 class FlopsPA(GatedAlgorithm):
     """FLoPS with parameter averaging and sparse messages in both directions.
 
-    The paper leaves the recipe open (decision E9). By default messages contain log_alpha, and local steps use median gates.
-    Recipe A: gate encoding gates, sampled everywhere, paper's inverse, literal scaling .1, initial gate probability .5.
-    Recipe B: gate encoding gates, deterministic everywhere, exact inverse, additive scaling .02, minimum default gate .3, initial gate
-    probability .9, gate rate .05.
+    By default messages contain log_alpha, and local steps use median gates (decision E9). Recipe paper is Algorithm 2 as printed; only
+    received gates stay 1e-6 away from 0 and 1, where the paper's inverse is infinite (decision E1).
     """
+
+    recipes: ClassVar[Recipes] = {Recipe.PAPER: PAPER_RECIPE}
+    paper_dual_rate: ClassVar[float] = 0.1
 
     learning_rate: float = 1.5
     residual_decay: float = 0.95
@@ -95,6 +115,11 @@ class FlopsPA(GatedAlgorithm):
         """Validate the options."""
         super().__post_init__()
         require_fraction(min_default_gate=self.min_default_gate)
+        if self.gate_encoding is GateEncoding.LOG_ALPHA and self.log_alpha_limit > LOG_ALPHA_LIMIT:
+            raise ValueError(
+                f"algorithm.log-alpha-limit must be at most {LOG_ALPHA_LIMIT:g} if messages contain log_alpha, because replies with larger "
+                f"values are rejected; got {self.log_alpha_limit:g}; use --algorithm.gate-encoding gates"
+            )
         if self.dual_update is DualUpdate.MIRROR:
             raise ValueError(
                 "algorithm.dual-update mirror needs every gate, and messages of flops-pa contain only some; "
@@ -124,19 +149,20 @@ class FlopsPA(GatedAlgorithm):
         """Take one local SGD step on (theta~, phi) (L198)."""
         weights, log_alpha, multiplier, layout = client
         size, groups, rate = layout.num_gated, objective.layout.groups, self.gate_rate * self.learning_rate_factor(clock)
+        limit = self.log_alpha_limit
         if self.has_single_gradient and groups is None:
             gate = self.local_gates(log_alpha, objective.layout, draw, "gates 0")
             loss, gradient = objective.gradient(weights * gate.value, batch)
             step_size = self.step_size(loss, gradient, batch, clock, gate.value)
             gradient = optimizers.clip_norm(gradient, self.max_gradient_norm)
             weights, log_alpha = constraint.gated_sgd_step(
-                self.shape, weights, log_alpha, gradient, gate, step_size, multiplier, self.constraint_scale, size, rate
+                self.shape, weights, log_alpha, gradient, gate, step_size, multiplier, self.constraint_scale, size, rate, limit
             )
             return client._replace(weights=weights, log_alpha=log_alpha)
         gradients = self.gate_gradients(objective, weights, log_alpha, batch, clock, draw)
         penalty = self.penalty_gradient(log_alpha, multiplier, size, groups)
         log_alpha = constraint.step_log_alpha(
-            self.shape, log_alpha, gradients.log_alpha + penalty, torch.zeros_like(multiplier), self.constraint_scale, size, rate
+            self.shape, log_alpha, gradients.log_alpha + penalty, torch.zeros_like(multiplier), self.constraint_scale, size, rate, limit
         )
         weights = torch.addcmul(weights, gradients.step_size, gradients.weights, value=-1)
         return client._replace(weights=weights, log_alpha=log_alpha)
@@ -209,7 +235,7 @@ class FlopsPA(GatedAlgorithm):
         if self.gate_encoding is GateEncoding.LOG_ALPHA:
             return gate
         invert = gates.paper_inverse if self.gate_inverse is GateInverse.PAPER else gates.exact_inverse
-        return invert(self.shape, gate).clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
+        return invert(self.shape, gate).clamp(-self.log_alpha_limit, self.log_alpha_limit)
 
     @property
     def gate_field(self) -> str:

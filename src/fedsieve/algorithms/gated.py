@@ -2,8 +2,8 @@
 
 from abc import ABC
 from dataclasses import dataclass
-from math import ceil, log
-from typing import NamedTuple, Protocol, runtime_checkable
+from math import ceil, inf, log
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -11,8 +11,12 @@ from torch import Tensor
 
 from fedsieve.algorithms.base import BaseAlgorithm, project_to_budget, require_at_least, require_fraction, require_positive
 from fedsieve.core import budgets, constraint, gates, optimizers, schedules, topk
+from fedsieve.core.aggregation import ClientWeighting
+from fedsieve.core.batches import BatchSampling
+from fedsieve.core.budgets import BudgetRule
 from fedsieve.core.constraint import ConstraintScale, DualUpdate
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT, GateAtTest, HardConcrete
+from fedsieve.core.optimizers import Optimizer, StepRule
 from fedsieve.core.random import Draw
 from fedsieve.core.schedules import DensitySchedule, LogAlphaScaling
 from fedsieve.core.types import Batch, Clock, Layout, Objective
@@ -23,6 +27,28 @@ DUAL_STEPS_PER_EXCHANGE = 10
 """Mirror ascent steps per exchange: they need no message, and each one changes the density less as gates cool."""
 FINAL_COOLING = 1000.0
 """The factor by which the temperature of the gates falls until the last round, if gates are cooled (decision B5)."""
+
+PAPER_OPTIONS: dict[str, Any] = {
+    "client_weighting": ClientWeighting.UNIFORM,
+    "batch_sampling": BatchSampling.INDEPENDENT,
+    "step_rule": StepRule.CONSTANT,
+    "final_learning_rate_fraction": 1.0,
+    "max_gradient_norm": inf,
+    "server_optimizer": Optimizer.SGD,
+    "bits": 32,
+    "sparsity_allocation": BudgetRule.GLOBAL,
+    "density_schedule": DensitySchedule.CONSTANT,
+    "warmup": 0,
+    "gate_samples": 1,
+    "test_gate": GateAtTest.NO_TEMPERATURE,
+    "constraint_scale": ConstraintScale.MEAN,
+    "dual_update": DualUpdate.ASCENT,
+    "dual_rate": None,
+    "log_alpha_scaling": LogAlphaScaling.LITERAL,
+    "log_alpha_limit": inf,
+    "entropy": 0.0,
+}
+"""What the paper states for both algorithms, also if it is our default: a change of our defaults does not change the paper."""
 
 
 @runtime_checkable
@@ -107,6 +133,9 @@ def gate_diagnostics(shape: HardConcrete, server: HasGates, density: float, test
 class GatedAlgorithm(BaseAlgorithm, ABC):
     """theta = theta~ * z with hard concrete gates z (L60, L118-122)."""
 
+    paper_dual_rate: ClassVar[float]
+    """the paper's eta_lambda per exchange, in units of 1/|theta|"""
+
     temperature: float = 0.66
     """beta' of the hard concrete distribution"""
     stretch_low: float = -0.1
@@ -126,20 +155,22 @@ class GatedAlgorithm(BaseAlgorithm, ABC):
     dual_update: DualUpdate = DualUpdate.ASCENT
     """how the multiplier is found: ascent with restarts, mirror ascent on log_alpha (FLoPS, annealed density), bisection, or off"""
     dual_rate: float | None = None
-    """learning rate of the dual variable (default: 5e-4 per round for ascent; 1, at most 2, for mirror)"""
+    """learning rate of the dual variable per round (default: 5e-4 for ascent, the paper's with the mean scale; 1, at most 2, for mirror)"""
     log_alpha_scaling: LogAlphaScaling = LogAlphaScaling.ADDITIVE
     """how log_alpha of the top m weights and of the others is pushed apart"""
     log_alpha_scaling_rate: float = 0.5
     """r: strength of the scaling per round"""
     scaling_start: float = 0.5
     """fraction of the rounds after which scaling starts"""
+    log_alpha_limit: float = LOG_ALPHA_LIMIT
+    """log_alpha is clamped to plus or minus this limit; inf does not clamp, as in the paper"""
     entropy: float = 0.0
     """weight of the gates' entropy, which the paper's bound drops"""
 
     def __post_init__(self) -> None:
         """Validate the options: the gates need a valid distribution, and the clamp on log_alpha must allow the density."""
         super().__post_init__()
-        require_positive(temperature=self.temperature, gate_rate=self.gate_rate)
+        require_positive(temperature=self.temperature, gate_rate=self.gate_rate, log_alpha_limit=self.log_alpha_limit)
         initial_log_alpha(self.initial_gate_probability)
         require_at_least(1, gate_samples=self.gate_samples)
         require_at_least(0, dual_rate=self.dual_learning_rate, log_alpha_scaling_rate=self.log_alpha_scaling_rate, entropy=self.entropy)
@@ -163,11 +194,11 @@ class GatedAlgorithm(BaseAlgorithm, ABC):
                 f"algorithm.stretch-low must be below 0 and algorithm.stretch-high above 1, or gates are never exactly 0 or 1; "
                 f"got {self.stretch_low}, {self.stretch_high}"
             )
-        lowest = constraint.min_density(self.shape)
+        lowest = constraint.min_density(self.shape, self.log_alpha_limit)
         if self.density < lowest:
             raise ValueError(
                 f"density {self.density:g} is out of reach: with these options gates are open with probability {lowest:.2g} or more; "
-                f"use a higher density or a lower algorithm.temperature"
+                f"use a higher density, a lower algorithm.temperature or a higher algorithm.log-alpha-limit"
             )
 
     @property
@@ -190,12 +221,12 @@ class GatedAlgorithm(BaseAlgorithm, ABC):
     def initial_gates(self, layout: Layout, draw: Draw) -> Float[Tensor, " p"]:
         """Return log_alpha ~ N(logit rho_init, 0.1^2), one value per group (L140)."""
         noise = budgets.broadcast_within_groups(draw("log_alpha", layout.size), layout.groups)
-        log_alpha = gates.initial_log_alpha(noise, self.initial_gate_probability).clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
+        log_alpha = gates.initial_log_alpha(noise, self.initial_gate_probability).clamp(-self.log_alpha_limit, self.log_alpha_limit)
         return open_ungated(log_alpha, layout)
 
     def normalize_log_alpha(self, log_alpha: Float[Tensor, "*k p"], layout: Layout) -> Float[Tensor, "*k p"]:
         """Return log_alpha clamped, with one value per group (quantization makes them differ) and ungated coordinates open."""
-        clamped = log_alpha.clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
+        clamped = log_alpha.clamp(-self.log_alpha_limit, self.log_alpha_limit)
         return open_ungated(budgets.broadcast_within_groups(clamped, layout.groups), layout)
 
     def sample_gates(self, log_alpha: Float[Tensor, "*k p"], layout: Layout, draw: Draw, purpose: str) -> gates.Gates:
@@ -236,6 +267,12 @@ class GatedAlgorithm(BaseAlgorithm, ABC):
             return self.dual_rate
         return MIRROR_RATE if self.dual_update is DualUpdate.MIRROR else ASCENT_RATE
 
+    def dual_rate_per_round(self, layout: Layout) -> float:
+        """Return the learning rate of ascent over one round; for the mean scale the paper's, eta_lambda ~ 1/|theta| (L140, L303)."""
+        if self.dual_rate is None and self.constraint_scale is ConstraintScale.MEAN:
+            return self.paper_dual_rate / layout.num_gated * self.workload.exchanges
+        return self.dual_learning_rate
+
     def penalty_gradient(
         self, log_alpha: Float[Tensor, "*k p"], multiplier: Float[Tensor, "*#k"], size: int, groups: Tensor | None
     ) -> Float[Tensor, "*k p"]:
@@ -250,7 +287,7 @@ class GatedAlgorithm(BaseAlgorithm, ABC):
         if not self.uses_multiplier:
             return multiplier
         gated, density = log_alpha[: layout.num_gated] if layout.num_ungated else log_alpha, self.message_density(clock)
-        rate = self.dual_learning_rate / self.workload.exchanges
+        rate = self.dual_rate_per_round(layout) / self.workload.exchanges
         return constraint.ascend_on_gap(self.shape, gated, multiplier, density, rate)
 
     def mirror_dual_step(
@@ -271,8 +308,9 @@ class GatedAlgorithm(BaseAlgorithm, ABC):
         if self.dual_update is not DualUpdate.BISECTION:
             return log_alpha
         colder = constraint.cool(self.shape, log_alpha, self.cooling_factor(clock))
-        shift = constraint.bisect_shift(self.shape, colder[: layout.num_gated], self.message_density(clock))
-        return open_ungated(constraint.shift_log_alpha(colder, shift), layout)
+        density, limit = self.message_density(clock), self.log_alpha_limit
+        shift = constraint.bisect_shift(self.shape, colder[: layout.num_gated], density, limit=limit)
+        return open_ungated(constraint.shift_log_alpha(colder, shift, limit), layout)
 
     def cooling_factor(self, clock: Clock) -> float:
         """Return the factor on the logits of all gates after this round, once an annealed density has reached its target (B5).
@@ -298,7 +336,7 @@ class GatedAlgorithm(BaseAlgorithm, ABC):
 
     def scale_log_alpha(self, log_alpha: Float[Tensor, "*k p"], mask: Bool[Tensor, "*k p"] | bool) -> Float[Tensor, "*k p"]:
         """Return log_alpha increased under the mask and decreased elsewhere (L155-157)."""
-        return schedules.scale_log_alpha(log_alpha, mask, self.log_alpha_scaling_rate, self.log_alpha_scaling)
+        return schedules.scale_log_alpha(log_alpha, mask, self.log_alpha_scaling_rate, self.log_alpha_scaling, self.log_alpha_limit)
 
     # The model
 

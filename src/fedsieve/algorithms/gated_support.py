@@ -9,7 +9,6 @@ from torch import Tensor
 from fedsieve.algorithms.gated import GatedAlgorithm
 from fedsieve.core import constraint
 from fedsieve.core.feature_tables import FeatureTables
-from fedsieve.core.gates import LOG_ALPHA_LIMIT
 from fedsieve.core.types import Batch, Clock, EngineSupport, LinearObjective
 
 MAX_FIRST_ORDER_DRIFT = 0.01
@@ -49,7 +48,18 @@ def step_in_place(
     by_weight, rate = value.mul_(gradient), algorithm.gate_rate * algorithm.learning_rate_factor(clock)
     step_size = algorithm.step_size(loss, by_weight, batch, clock)
     size, scale = client.layout.num_gated, algorithm.constraint_scale
-    tables.gated_step(algorithm.shape, indices, by_weight, (gradient, derivative), step_size, client.multiplier, scale, size, rate)
+    tables.gated_step(
+        algorithm.shape,
+        indices,
+        by_weight,
+        (gradient, derivative),
+        step_size,
+        client.multiplier,
+        scale,
+        size,
+        rate,
+        algorithm.log_alpha_limit,
+    )
 
 
 def drift_log_alpha(algorithm: GatedAlgorithm, client: Any, num_skipped: Float[Tensor, "k p"], clock: Clock) -> Float[Tensor, "k p"]:
@@ -62,9 +72,10 @@ def drift_log_alpha(algorithm: GatedAlgorithm, client: Any, num_skipped: Float[T
     num_steps = 1 if rate * algorithm.local_steps * strength < MAX_FIRST_ORDER_DRIFT else algorithm.local_steps
     if num_steps == 1 and not algorithm.entropy and layout.groups is None:
         scale, size = algorithm.constraint_scale, layout.num_gated
-        return constraint.apply_penalty(algorithm.shape, log_alpha, num_skipped, client.multiplier, scale, size, rate)
+        limit = algorithm.log_alpha_limit
+        return constraint.apply_penalty(algorithm.shape, log_alpha, num_skipped, client.multiplier, scale, size, rate, limit)
     for step in range(num_steps):
         times = num_skipped if num_steps == 1 else (num_skipped > step).to(log_alpha)
         drift = algorithm.penalty_gradient(log_alpha, client.multiplier, layout.num_gated, layout.groups).mul_(times)
         log_alpha = log_alpha.sub(drift, alpha=rate)
-    return log_alpha.clamp_(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
+    return log_alpha.clamp_(-algorithm.log_alpha_limit, algorithm.log_alpha_limit)

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from fedsieve.algorithms import algorithm_class
 from fedsieve.algorithms.base import BaseAlgorithm
+from fedsieve.algorithms.defaults import require_recipes
 from fedsieve.cli.help import documented_command
 from fedsieve.cli.train import hint_resume
 from fedsieve.core.settings import ALGORITHM_KEY, build_settings, field_types, parse_settings
@@ -49,7 +50,8 @@ class CompareOptions:
 def option_types(task: str) -> dict[str, Any]:
     """Return the type of every option by key; the options of algorithms are those that all share."""
     first = field_types(CompareOptions, ("algorithms", "seeds"))
-    types = first | setting_types(task, BaseAlgorithm) | field_types(CompareOptions)
+    recipe = field_types(BaseAlgorithm, ("recipe",), "algorithm")
+    types = first | setting_types(task, BaseAlgorithm) | recipe | field_types(CompareOptions)
     return {key: kind for key, kind in types.items() if key not in (ALGORITHM_KEY, "seed")}
 
 
@@ -98,6 +100,8 @@ def select_options(names: list[str], config: RunConfig) -> dict[str, dict[str, A
     """Return the shared options that each algorithm has; an option that none has is an error."""
     assert isinstance(config.algorithm, Mapping)
     supported = {name: algorithm_class(name).option_names() for name in names}
+    if not any("recipe" in option_names for option_names in supported.values()):
+        require_recipes(names[0], config.algorithm.get("recipe"))
     for option in config.algorithm:
         if not any(option in option_names for option_names in supported.values()):
             raise ValueError(f"--algorithm.{option.replace('_', '-')} has no effect on {' or '.join(names)}; leave it out")

@@ -9,6 +9,8 @@ from typing import Any
 
 from fedsieve.algorithms import algorithm_class
 from fedsieve.algorithms.base import BaseAlgorithm
+from fedsieve.algorithms.defaults import require_recipes
+from fedsieve.algorithms.recipes import Recipe
 from fedsieve.cli.console import show_result
 from fedsieve.cli.help import documented_command
 from fedsieve.core.settings import build_settings, field_types, parse_settings
@@ -53,13 +55,15 @@ def option_types(task: str, algorithm_type: type[BaseAlgorithm]) -> dict[str, An
 def document(values: Mapping[str, Any], *, show_all: bool) -> Callable[..., None]:
     """Return the command with the options of the task and algorithm in `values`, and their defaults."""
     task, algorithm_name = parse_names(values, "--")
+    require_recipes(algorithm_name, values.get("algorithm.recipe"))
     cls = algorithm_class(algorithm_name)
     types = option_types(task, cls)
-    config = build_config(parse_settings(types, values, "--"))
+    parsed = parse_settings(types, values, "--")
+    config, recipe = build_config(parsed), parsed.get("algorithm.recipe", Recipe.RECOMMENDED)
     try:
-        defaults = default_options(get_task(task, config.data, config.model), cls, config.model)
+        defaults = default_options(get_task(task, config.data, config.model), cls, config.model, recipe)
     except ValueError:  # a user's file that is missing or cannot be read
-        defaults = default_options(TASKS[task], cls, config.model)
+        defaults = default_options(TASKS[task], cls, config.model, recipe)
     classes = {RunConfig: "", TrainOptions: "", cls: "algorithm", CheckpointInterval: "checkpoint"}
     classes |= {kind: section for section, kind in section_classes(task).items()}
     return documented_command(types, classes, {f"algorithm.{name}": value for name, value in defaults.items()}, show_all=show_all)
@@ -68,6 +72,7 @@ def document(values: Mapping[str, Any], *, show_all: bool) -> Callable[..., None
 def train(values: Mapping[str, Any]) -> int:
     """Train one model with one algorithm and write a run directory; `values` are the settings by key."""
     task, algorithm_name = parse_names(values, "--")
+    require_recipes(algorithm_name, values.get("algorithm.recipe"))
     parsed = parse_settings(option_types(task, algorithm_class(algorithm_name)), values, "--")
     options, interval = build_settings(TrainOptions, parsed), build_settings(CheckpointInterval, parsed, "checkpoint")
     config = build_config(parsed)
@@ -108,7 +113,9 @@ def resume_training(run: ResolvedRun, options: TrainOptions, interval: Checkpoin
 
 def changed_options(config: RunConfig) -> frozenset[str]:
     """Return the options of the algorithm that differ from their defaults on the task."""
-    algorithm, default = resolve(config).algorithm, resolve(replace(config, algorithm=None)).algorithm
+    algorithm = resolve(config).algorithm
+    chosen = {"recipe": algorithm.recipe} if "recipe" in algorithm.option_names() else None
+    default = resolve(replace(config, algorithm=chosen)).algorithm
     return frozenset(name for name in algorithm.option_names() if vars(algorithm)[name] != vars(default)[name])
 
 

@@ -1,6 +1,7 @@
 """Batches that are neither copied nor made dense: sparse examples with their products, and examples read in place."""
 
 from collections.abc import Callable
+from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
@@ -10,6 +11,15 @@ from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
 from fedsieve.kernels import accelerated
+
+
+class BatchSampling(StrEnum):
+    """How a client draws its mini-batches."""
+
+    SHUFFLED = "shuffled"
+    """examples are shuffled once per round and used in this order (decision D2)"""
+    INDEPENDENT = "independent"
+    """every mini-batch is drawn from all examples, whatever the others contain (L138, L161)"""
 
 
 class SparseBatch:

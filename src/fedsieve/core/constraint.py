@@ -146,6 +146,7 @@ def bisect_shift(
     density: float,
     gate_weights: Float[Tensor, " n"] | None = None,
     num_halvings: int = 50,
+    limit: float = LOG_ALPHA_LIMIT,
 ) -> Float[Tensor, "*k"]:
     """The shift tau for which the mean of P(z != 0 | clamp(log_alpha + tau)) is rho, by bisection (decision B4).
 
@@ -157,16 +158,16 @@ def bisect_shift(
     low = -high
     for _ in range(num_halvings):
         middle = (low + high) / 2
-        above = (active_probability(shape, shift_log_alpha(log_alpha, middle)) * gate_weights).sum(-1) > density
+        above = (active_probability(shape, shift_log_alpha(log_alpha, middle, limit)) * gate_weights).sum(-1) > density
         low, high = torch.where(above, low, middle), torch.where(above, middle, high)
     return low
 
 
-def shift_log_alpha(log_alpha: Float[Tensor, "*k n"], shift: Float[Tensor, "*k"]) -> Float[Tensor, "*k n"]:
+def shift_log_alpha(log_alpha: Float[Tensor, "*k n"], shift: Float[Tensor, "*k"], limit: float = LOG_ALPHA_LIMIT) -> Float[Tensor, "*k n"]:
     """log_alpha plus a common shift, clamped to its limits."""
-    return (log_alpha + shift[..., None]).clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
+    return (log_alpha + shift[..., None]).clamp(-limit, limit)
 
 
-def min_density(shape: HardConcrete) -> float:
+def min_density(shape: HardConcrete, limit: float = LOG_ALPHA_LIMIT) -> float:
     """The smallest mean P(z != 0) that log_alpha can reach within its limits (decision A7)."""
-    return float(torch.sigmoid(torch.tensor(-LOG_ALPHA_LIMIT + shape.offset, dtype=torch.float64)))
+    return float(torch.sigmoid(torch.tensor(-limit + shape.offset, dtype=torch.float64)))

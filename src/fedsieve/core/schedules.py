@@ -30,7 +30,11 @@ class DensitySchedule(StrEnum):
 
 
 def scale_log_alpha(
-    log_alpha: Float[Tensor, "*k n"], mask: Bool[Tensor, "*k n"] | bool, rate: float, kind: LogAlphaScaling
+    log_alpha: Float[Tensor, "*k n"],
+    mask: Bool[Tensor, "*k n"] | bool,
+    rate: float,
+    kind: LogAlphaScaling,
+    limit: float = LOG_ALPHA_LIMIT,
 ) -> Float[Tensor, "*k n"]:
     """log_alpha, raised if `mask` is set and lowered otherwise (L155-157). The literal form never closes an open gate (decision C1)."""
     if kind is LogAlphaScaling.OFF:
@@ -41,7 +45,7 @@ def scale_log_alpha(
         change = torch.where(mask, log_alpha.new_tensor(rate), log_alpha.new_tensor(-rate))
     if kind is not LogAlphaScaling.ADDITIVE:
         change = change * (log_alpha.abs() if kind is LogAlphaScaling.SIGN_AWARE else log_alpha)
-    return (log_alpha + change).clamp_(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
+    return (log_alpha + change).clamp_(-limit, limit)
 
 
 def scheduled_density(target: float, initial: float, progress: float, kind: DensitySchedule) -> float:

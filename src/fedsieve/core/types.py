@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor
 
-from fedsieve.core.batches import IndexedRows, SparseBatch
+from fedsieve.core.batches import BatchSampling, IndexedRows, SparseBatch
 from fedsieve.core.packets import Packet, SparseVector, concatenate
 from fedsieve.core.random import Draw
 
@@ -222,6 +222,8 @@ class Workload(NamedTuple):
     """examples per local step; None: all examples of the client"""
     needs_smoothness: bool = False
     """whether local steps read `Batch.smoothness`"""
+    batch_sampling: BatchSampling = BatchSampling.SHUFFLED
+    """how a client draws its mini-batches"""
 
 
 def _unchanged(client: Any, _num_skipped: Tensor, _clock: Clock) -> Any:

@@ -13,7 +13,8 @@ from torch import Tensor
 from fedsieve import wire
 from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.algorithms.base import BaseAlgorithm
-from fedsieve.algorithms.defaults import NETWORK_DEFAULTS, select_supported
+from fedsieve.algorithms.defaults import NETWORK_DEFAULTS, recipe_options, require_recipes, select_supported
+from fedsieve.algorithms.recipes import Recipe
 from fedsieve.core.aggregation import Aggregator, ClientWeighting
 from fedsieve.core.reply_validation import ReplyLimits
 from fedsieve.core.settings import ALGORITHM_KEY, build_settings, field_types, normalize_key, parse_settings, parse_value
@@ -112,7 +113,8 @@ class DeploymentConfig(RunContext):
         if not all(array.isfinite().all() for array in (x, y)):
             raise ValueError("an example has a value that is not a finite number; clean the examples first")
         torch.set_num_threads(self.threads)
-        data = ClientData(x, y, [0] * client + [len(y)], self.objective, self.algorithm.workload.batch_size)
+        workload = self.algorithm.workload
+        data = ClientData(x, y, [0] * client + [len(y)], self.objective, workload.batch_size, workload.batch_sampling)
         return LoopEngine(context=self, data=data)
 
     def _to_tensor(self, array: np.ndarray | Tensor) -> Tensor:
@@ -131,6 +133,7 @@ def deployment_config(
     own = {key: value for key, value in run_config.items() if "." not in key or key.startswith(ALGORITHM_PREFIX)}
     values = {normalize_key(key): value for key, value in own.items() if (key, value) != ("run-dir", "")}
     algorithm_name = parse_value(AlgorithmName, values.get(ALGORITHM_KEY, DEFAULT_ALGORITHM), PREFIX + NAME_KEY)
+    require_recipes(algorithm_name, values.get(ALGORITHM_PREFIX + "recipe"))
     algorithm_type = algorithm_class(algorithm_name)
     parsed = parse_settings(setting_types(algorithm_type), values, PREFIX)
     algorithm = build_algorithm(algorithm_type, parsed, objective)
@@ -161,6 +164,8 @@ def setting_types(algorithm_type: type[BaseAlgorithm]) -> dict[str, Any]:
 def build_algorithm(cls: type[BaseAlgorithm], parsed: Mapping[str, Any], objective: Linear | Module) -> BaseAlgorithm:
     """Return the algorithm with the options of the run config, over the defaults for networks if the model is a module."""
     options: dict[str, Any] = select_supported(cls, NETWORK_DEFAULTS) if isinstance(objective, Module) else {}
+    loss = objective.loss if isinstance(objective, Linear) else None
+    options |= recipe_options(cls, parsed.get(ALGORITHM_PREFIX + "recipe", Recipe.RECOMMENDED), loss)
     if parsed.get("aggregator", Aggregator.WEIGHTED) is not Aggregator.WEIGHTED:
         options["client_weighting"] = ClientWeighting.UNIFORM
     options |= {name: parsed[name] for name in ALGORITHM_FIELDS if name in parsed}

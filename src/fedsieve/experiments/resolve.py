@@ -13,6 +13,9 @@ import torch
 from fedsieve import wire
 from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.algorithms.base import BaseAlgorithm
+from fedsieve.algorithms.defaults import require_recipes
+from fedsieve.algorithms.gated import GatedAlgorithm
+from fedsieve.algorithms.recipes import Recipe, parse_recipe
 from fedsieve.core.aggregation import Aggregator, ClientWeighting
 from fedsieve.core.budgets import floor_of_decimal
 from fedsieve.core.schedules import DensitySchedule
@@ -121,7 +124,10 @@ def resolve(config: RunConfig) -> ResolvedRun:
     algorithm = config.algorithm
     if not isinstance(algorithm, BaseAlgorithm):
         algorithm_type = algorithm_class(config.algorithm_name)
-        algorithm = algorithm_type(**default_options(task, algorithm_type, config.model) | dict(algorithm or {}))
+        options = dict(algorithm or {})
+        require_recipes(config.algorithm_name, options.get("recipe"))
+        recipe = parse_recipe(options.get("recipe", Recipe.RECOMMENDED))
+        algorithm = algorithm_type(**default_options(task, algorithm_type, config.model, recipe) | options)
     federation = _resolve_federation(config, task, algorithm)
     config.privacy.validate(federation, algorithm.all_reply_fields, centralized=config.centralized)
     privacy = config.privacy
@@ -129,6 +135,7 @@ def resolve(config: RunConfig) -> ResolvedRun:
         privacy = replace(privacy, delta=0.1 / federation.clients)
     density = task.density if config.density is None else config.density
     robustness = {} if federation.max_malicious_fraction is None else {"max_malicious_fraction": federation.max_malicious_fraction}
+    objective = task.make_objective(data, config.gate_granularity)
     algorithm = replace(
         algorithm,
         density=density,
@@ -136,6 +143,7 @@ def resolve(config: RunConfig) -> ResolvedRun:
         aggregator=federation.aggregator,
         privacy=privacy.mechanism(cohort_size(federation.clients, federation.participation)),
         **robustness,
+        **_size_dependent_options(algorithm, objective),
     )
     final = {
         "data": data,
@@ -148,10 +156,17 @@ def resolve(config: RunConfig) -> ResolvedRun:
     run = ResolvedRun(
         **{f.name: getattr(config, f.name) for f in fields(config)} | final,
         task_spec=task,
-        objective=task.make_objective(data, config.gate_granularity),
+        objective=objective,
     )
     _validate(run)
     return run
+
+
+def _size_dependent_options(algorithm: BaseAlgorithm, objective: Linear | Module) -> dict[str, Any]:
+    """Return the options whose default depends on the size of the model: eta_lambda of the paper's constraint."""
+    if not isinstance(algorithm, GatedAlgorithm) or not algorithm.uses_multiplier or algorithm.recipe is Recipe.RECOMMENDED:
+        return {}
+    return {"dual_rate": algorithm.dual_rate_per_round(objective.layout)}
 
 
 def _resolve_federation(config: RunConfig, task: Task, algorithm: BaseAlgorithm) -> ResolvedFederation:
@@ -163,7 +178,8 @@ def _resolve_federation(config: RunConfig, task: Task, algorithm: BaseAlgorithm)
     client_weighting = federation.client_weighting
     if client_weighting is None:
         equal = is_private or federation.aggregator is not Aggregator.WEIGHTED
-        client_weighting = ClientWeighting.UNIFORM if equal else task.client_weighting or algorithm.client_weighting
+        of_task = task.client_weighting if algorithm.recipe is Recipe.RECOMMENDED else None
+        client_weighting = ClientWeighting.UNIFORM if equal else of_task or algorithm.client_weighting
     max_norm_ratio = federation.max_norm_ratio
     if max_norm_ratio is None:
         max_norm_ratio = inf if is_private else algorithm.default_max_norm_ratio

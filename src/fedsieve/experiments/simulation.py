@@ -227,7 +227,8 @@ class Simulation:
     def _make_client_data(self, x: Matrix, y: np.ndarray, examples_per_client: Any) -> ClientData:
         rows = x.astype(np.dtype(str(self.run.dtype).removeprefix("torch."))) if isinstance(x, csr_matrix) else self._to_tensor(x)
         rows = cast("Tensor | CsrMatrix", rows)  # SciPy has no stubs
-        return ClientData(rows, self._to_tensor(y), examples_per_client, self.run.objective, self.run.algorithm.workload.batch_size)
+        workload = self.run.algorithm.workload
+        return ClientData(rows, self._to_tensor(y), examples_per_client, self.run.objective, workload.batch_size, workload.batch_sampling)
 
     def _to_tensor(self, array: np.ndarray) -> Tensor:
         kind = self.run.dtype if array.dtype.kind == "f" else torch.int64

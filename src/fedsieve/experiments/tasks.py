@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from fedsieve.algorithms.base import BaseAlgorithm
-from fedsieve.algorithms.defaults import DENSITY_ANNEALING, NETWORK_DEFAULTS, select_supported
+from fedsieve.algorithms.defaults import DENSITY_ANNEALING, NETWORK_DEFAULTS, recipe_options, select_supported
 from fedsieve.algorithms.flops_pa import GateNoise
+from fedsieve.algorithms.recipes import Recipe
 from fedsieve.algorithms.sieve_rules import Ending, Uplink
 from fedsieve.core.aggregation import ClientWeighting
 from fedsieve.core.optimizers import StepRule
@@ -236,13 +237,16 @@ TASKS = {
 }
 
 
-def default_options(task: Task, algorithm_type: type[BaseAlgorithm], model: str | None) -> dict[str, Any]:
-    """Return the default options of an algorithm on a task, or for a user's module."""
+def default_options(
+    task: Task, algorithm_type: type[BaseAlgorithm], model: str | None, recipe: Recipe = Recipe.RECOMMENDED
+) -> dict[str, Any]:
+    """Return the default options of an algorithm on a task, or for a user's module; a recipe takes precedence over both."""
     settings: dict[str, Any] = dict(NETWORK_DEFAULTS if model is not None and ":" in str(model) else task.shared_options)
-    return select_supported(
+    defaults = select_supported(
         algorithm_type,
         {**settings, **(task.sieve if algorithm_type.holds_everywhere else task.tuned_options), **task.option_rule(algorithm_type)},
     )
+    return defaults | recipe_options(algorithm_type, recipe, task.loss)
 
 
 def get_task(name: str, data: Any, model: str | None) -> Task:

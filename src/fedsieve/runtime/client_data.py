@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsieve.core.batches import IndexedRows, SparseBatch
+from fedsieve.core.batches import BatchSampling, IndexedRows, SparseBatch
 from fedsieve.core.random import generator
 from fedsieve.core.types import Batch, CsrMatrix, Objective
 
@@ -16,7 +16,13 @@ class ClientData:
     """The examples of all clients, client after client: a tensor, or a CSR matrix that is never made dense at full width."""
 
     def __init__(
-        self, x: Tensor | CsrMatrix, y: Tensor, counts: Sequence[int] | np.ndarray, objective: Objective, batch_size: int | None
+        self,
+        x: Tensor | CsrMatrix,
+        y: Tensor,
+        counts: Sequence[int] | np.ndarray,
+        objective: Objective,
+        batch_size: int | None,
+        batch_sampling: BatchSampling = BatchSampling.SHUFFLED,
     ) -> None:
         self.x = x
         self.y = y
@@ -24,6 +30,7 @@ class ClientData:
         self.offsets = np.concatenate(([0], np.cumsum(self.counts)))
         self._objective = objective
         self._batch_size = batch_size
+        self._batch_sampling = batch_sampling
         self._smoothness: dict[int, Tensor] = {}
         self._round_batches: tuple[tuple[int, ...], dict[tuple[int, ...], list[tuple[Tensor, Tensor]]]] = ((), {})
         """the key of the last round, and the indices and labels of its batches by stack of clients"""
@@ -44,7 +51,8 @@ class ClientData:
 
     def epoch_batches(self, seed: int, round: int, client: int, num_batches: int) -> np.ndarray:
         """Return the examples of one client in the batches of a round, (num_batches, b)."""
-        return shuffle_into_batches(seed, round, client, self.num_examples(client), self._batch_size, num_batches)
+        draw = draw_batches if self._batch_sampling is BatchSampling.INDEPENDENT else shuffle_into_batches
+        return draw(seed, round, client, self.num_examples(client), self._batch_size, num_batches)
 
     def batch_indices(self, seed: int, round: int, clients: Sequence[int], num_batches: int) -> Tensor:
         """Return the indices of the examples of a stack of clients, (num_batches, k, b)."""
@@ -140,3 +148,14 @@ def shuffle_into_batches(seed: int, round: int, client: int, num_examples: int, 
         return np.tile(np.arange(num_examples), (num_batches, 1))
     order, total = generator(seed, "rows", round, client).permutation(num_examples), num_batches * batch_size
     return (order[:total] if total <= num_examples else order[np.arange(total) % num_examples]).reshape(num_batches, batch_size)
+
+
+def draw_batches(seed: int, round: int, client: int, num_examples: int, batch_size: int | None, num_batches: int) -> np.ndarray:
+    """Return independent batches of a client in a round, (num_batches, batch_size): each is a random subset of all examples (L161).
+
+    An example is drawn twice into a batch only if the client has fewer examples than a batch.
+    """
+    if batch_size is None:
+        return np.tile(np.arange(num_examples), (num_batches, 1))
+    rng = generator(seed, "rows", round, client)
+    return np.stack([rng.choice(num_examples, batch_size, replace=num_examples < batch_size) for _ in range(num_batches)])

@@ -50,7 +50,8 @@ def simulate(
     """Yield the rounds over examples ordered by client, starting from `weights` or from weights drawn with the seed."""
     dtype, device = (torch.float32, "cpu") if weights is None else (weights.dtype, str(weights.device))
     population = Population(len(counts), np.flatnonzero(counts).tolist())
-    data = ClientData(x, y, counts, objective, algorithm.workload.batch_size)
+    workload = algorithm.workload
+    data = ClientData(x, y, counts, objective, workload.batch_size, workload.batch_sampling)
     fingerprint = wire.compute_fingerprint(type(algorithm).__name__, objective.layout)
     context = RunContext(algorithm=algorithm, objective=objective, seed=seed, fingerprint=fingerprint, dtype=dtype, device=device)
     exchange = make_exchange(context, data)

@@ -1,0 +1,179 @@
+"""Recipes: the paper's one is what the paper states, options set by the user win, and every entry point takes it."""
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+import torch
+
+from fedsieve.algorithms import ALGORITHMS, algorithm_class
+from fedsieve.algorithms.defaults import recipe_options, require_recipes
+from fedsieve.algorithms.flops import Flops
+from fedsieve.algorithms.flops_pa import FlopsPA, GateEncoding, GateInverse, GateNoise
+from fedsieve.algorithms.recipes import Recipe
+from fedsieve.cli.main import main
+from fedsieve.core.aggregation import ClientWeighting
+from fedsieve.core.batches import BatchSampling
+from fedsieve.core.constraint import ConstraintScale, DualUpdate
+from fedsieve.core.gates import GateAtTest, active_probability
+from fedsieve.core.optimizers import Optimizer, StepRule
+from fedsieve.core.random import server_sampler
+from fedsieve.core.schedules import DensitySchedule, LogAlphaScaling
+from fedsieve.core.types import Clock
+from fedsieve.data.synthetic import Synthetic
+from fedsieve.experiments.config import FederationConfig, RunConfig
+from fedsieve.experiments.resolve import resolve
+from fedsieve.experiments.runner import run_rounds
+from fedsieve.experiments.simulation import Simulation
+from fedsieve.experiments.tasks import TASKS, default_options
+from fedsieve.objectives.linear import Linear, Loss
+
+PUBLISHED = (Flops, FlopsPA)
+STATED = {
+    "client_weighting": ClientWeighting.UNIFORM,
+    "batch_sampling": BatchSampling.INDEPENDENT,
+    "step_rule": StepRule.CONSTANT,
+    "final_learning_rate_fraction": 1.0,
+    "server_optimizer": Optimizer.SGD,
+    "bits": 32,
+    "density_schedule": DensitySchedule.CONSTANT,
+    "temperature": 0.66,
+    "stretch_low": -0.1,
+    "stretch_high": 1.1,
+    "gate_samples": 1,
+    "test_gate": GateAtTest.NO_TEMPERATURE,
+    "constraint_scale": ConstraintScale.MEAN,
+    "dual_update": DualUpdate.ASCENT,
+    "log_alpha_scaling": LogAlphaScaling.LITERAL,
+    "log_alpha_limit": inf,
+}
+"""What L118-204 state for both algorithms."""
+STATED_FOR_PA = {
+    "server_learning_rate": 1.0,
+    "residual_decay": 0.0,
+    "scaling_start": 0.0,
+    "local_gate_noise": GateNoise.SAMPLED,
+    "message_gate_noise": GateNoise.SAMPLED,
+    "gate_inverse": GateInverse.PAPER,
+    "gate_encoding": GateEncoding.GATES,
+}
+SMALL = {
+    "rounds": 4,
+    "density": 0.1,
+    "data": Synthetic(num_examples=200, num_features=30, num_classes=3, true_density=0.1),
+    "federation": FederationConfig(clients=8, participation=0.5),
+}
+
+
+@pytest.mark.parametrize("cls", PUBLISHED)
+def test_the_papers_recipe_is_what_the_paper_states(cls):
+    stated = STATED | (STATED_FOR_PA if cls is FlopsPA else {})
+    low, low_gates = (1e-4, 1e-5) if cls is FlopsPA else (1e-3, 1e-4)
+    for loss in Loss:
+        algorithm = cls(**recipe_options(cls, Recipe.PAPER, loss))
+        assert {name: getattr(algorithm, name) for name in stated} == stated
+        weights = algorithm.learning_rate if cls is FlopsPA else algorithm.server_learning_rate
+        assert low <= weights <= 0.1 and low_gates <= algorithm.gate_rate <= 0.1  # L140, L303
+
+
+@pytest.mark.parametrize("cls", PUBLISHED)
+def test_an_option_set_by_the_user_overrides_the_recipe(cls):
+    own = cls(recipe=Recipe.PAPER, bits=8, batch_sampling=BatchSampling.SHUFFLED)
+    assert (own.bits, own.batch_sampling, own.test_gate) == (8, BatchSampling.SHUFFLED, GateAtTest.NO_TEMPERATURE)
+    assert replace(own, density=0.2) == cls(recipe=Recipe.PAPER, bits=8, batch_sampling=BatchSampling.SHUFFLED, density=0.2)
+
+
+@pytest.mark.parametrize("cls", PUBLISHED)
+def test_the_recommended_recipe_is_the_defaults_of_the_class(cls):
+    assert cls(recipe="recommended") == cls()
+    assert recipe_options(cls, Recipe.RECOMMENDED, None) == {}
+
+
+def test_an_unknown_recipe_is_refused():
+    with pytest.raises(ValueError, match=r"algorithm.recipe is one of recommended, paper; got published"):
+        Flops(recipe="published")
+
+
+@pytest.mark.parametrize("task", ["lr", "mnist", "mnist-cnn"])
+@pytest.mark.parametrize("cls", PUBLISHED)
+def test_a_recipe_takes_precedence_over_the_defaults_of_a_task(cls, task):
+    options = default_options(TASKS[task], cls, None, Recipe.PAPER)
+    run = resolve(RunConfig(task=task, algorithm_name="flops", algorithm=cls(**options)))
+    assert {name: getattr(run.algorithm, name) for name in STATED} == STATED
+    assert run.federation.client_weighting is ClientWeighting.UNIFORM
+    assert resolve(run.config) == run
+
+
+@pytest.mark.parametrize("task", ["lr", "mc"])
+@pytest.mark.parametrize(("cls", "stated"), [(Flops, 1.0), (FlopsPA, 0.1)])
+def test_the_papers_dual_rate_is_a_fraction_of_one_weight_per_exchange(cls, stated, task):
+    """L140, L303: eta_lambda is 1/|theta| per exchange, and .1/|theta| per round of FLoPS-PA; L_con is the mean of P minus rho."""
+    run = resolve(RunConfig(task=task, algorithm_name="flops", algorithm=cls(recipe="paper")))
+    layout = run.objective.layout
+    assert run.algorithm.dual_rate == pytest.approx(stated * run.algorithm.workload.exchanges / layout.size, rel=1e-12)
+    log_alpha = torch.linspace(-2, 4, layout.size, dtype=torch.float64)
+    gap = active_probability(run.algorithm.shape, log_alpha).mean() - run.density
+    for algorithm in (run.algorithm, cls(recipe="paper")):  # resolved, and as a library uses it
+        after = algorithm.ascend(torch.tensor(0.25, dtype=torch.float64), log_alpha, layout, Clock(0, 10))
+        assert float(after) == pytest.approx(0.25 + stated / layout.size * float(gap), rel=1e-12)
+
+
+@pytest.mark.parametrize("cls", PUBLISHED)
+def test_without_a_limit_log_alpha_is_not_clamped(cls):
+    layout = Linear(loss=Loss.SQUARED, num_features=3).layout
+    log_alpha = torch.tensor([40.0, -40.0, 8.0])
+    for algorithm, kept in ((cls(recipe="paper"), [40, -40, 8]), (cls(recipe="paper", log_alpha_limit=12.0), [12, -12, 8])):
+        assert algorithm.normalize_log_alpha(log_alpha, layout).tolist() == kept
+    assert cls(recipe="paper").scale_log_alpha(log_alpha, True).abs().max() > 40
+
+
+def test_messages_with_log_alpha_need_its_limit():
+    with pytest.raises(ValueError, match=r"algorithm.log-alpha-limit must be at most 12 if messages contain log_alpha"):
+        FlopsPA(log_alpha_limit=inf, gate_encoding=GateEncoding.LOG_ALPHA)
+
+
+@pytest.mark.usefixtures("few_test_rows")
+@pytest.mark.parametrize("task", ["lr", "lg", "mc"])
+@pytest.mark.parametrize("name", ["flops", "flops-pa"])
+def test_the_papers_recipe_runs_on_the_papers_tasks(name, task):
+    run = resolve(RunConfig(task=task, algorithm_name=name, algorithm=algorithm_class(name)(recipe="paper"), **SMALL))
+    *_, last = run_rounds(run, Simulation(run))
+    assert last.parameters.isfinite().all()
+    assert int((last.parameters != 0).sum()) == run.objective.layout.size // 10
+
+
+def test_the_papers_recipe_sends_float32_and_scales_literally():
+    algorithm = Flops(recipe="paper", scaling_start=0.0)
+    layout, draw = Linear(loss=Loss.SQUARED, num_features=20).layout, server_sampler(0, 0, 0, torch.float32)
+    server = algorithm.init(layout, torch.linspace(1, 20, 20), draw)
+    packet = algorithm.broadcast(server, Clock(0, 10), draw)
+    assert torch.equal(packet.field_dense("weights", torch.float32), server.weights)
+    after = algorithm.end_round(server, Clock(0, 10)).log_alpha / server.log_alpha
+    torch.testing.assert_close(after, torch.where(torch.arange(20) == 19, 1.5, 0.5))
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in ("flops", "flops-pa")])
+def test_an_algorithm_without_recipes_names_those_that_have_one(name, capsys):
+    assert main(["train", "--algorithm", name, "--algorithm.recipe", "paper"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "flops, flops-pa" in line and name in line
+    with pytest.raises(ValueError, match="flops, flops-pa"):
+        require_recipes(name, "paper")
+    with pytest.raises(ValueError, match="has no recipes"):
+        algorithm_class(name)(recipe=Recipe.PAPER)
+
+
+def test_compare_needs_an_algorithm_that_has_recipes(capsys):
+    assert main(["compare", "--algorithms", "sieve,fed-avg", "--algorithm.recipe", "paper"]) == 2
+    assert "one that has recipes: flops, flops-pa" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("few_test_rows")
+def test_the_command_line_prints_every_value_of_the_recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "--algorithm", "flops-pa", "--algorithm.recipe", "paper", "--algorithm.bits", "16", "--rounds", "2", "--quiet"]
+    small = ["--data.num-examples", "100", "--data.num-features", "40", "--federation.clients", "5", "--federation.participation", "0.4"]
+    assert main([*words, *small, "--out", "run"]) == 0
+    text = (tmp_path / "run" / "config.toml").read_text()
+    for line in ('recipe = "paper"', "bits = 16", 'batch-sampling = "independent"', "dual-rate = 0.0025", 'client-weighting = "uniform"'):
+        assert line in text
