@@ -1,5 +1,7 @@
 """The synthetic tasks and the partitions have the distributions of the paper."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -114,6 +116,22 @@ def test_a_scalar_shift_is_one_number_per_client():
 def test_test_examples_are_never_shifted():
     data = Synthetic(num_examples=300, num_features=20, true_density=0.1, shift_scale=50.0)
     assert np.abs(generate("lr", data, SPEC, 0).test_x).max() < 7
+
+
+@pytest.mark.parametrize("shift", [Shift.SCALAR, Shift.VECTOR_AFTER])
+def test_server_examples_have_the_shifts_of_the_clients(shift):
+    """Without noise in the examples' mean (2000 features), an example shows the shift of its client."""
+    data = Synthetic(num_examples=300, num_features=2000, true_density=0.1, correlation=0.0, shift=shift, shift_scale=5.0)
+    dataset = generate("lr", data, SPEC, 0, num_server_examples=500)
+    plain = generate("lr", replace(data, shift=Shift.NONE), SPEC, 0, num_server_examples=500)
+    shifts = np.concatenate([part[:1] for part in np.split((dataset.x - plain.x).mean(1), np.cumsum(dataset.counts)[:-1])])
+    nearest = np.abs((dataset.server_x - plain.server_x).mean(1)[:, None] - shifts)
+    assert nearest.min(1).max() < 1e-4
+    held = dataset.counts[dataset.counts > 0]
+    drawn = np.bincount(nearest.argmin(1), minlength=len(held))
+    assert np.abs(drawn - 500 * held / held.sum()).max() < 5 * np.sqrt(500 * 0.25)
+    assert np.corrcoef(drawn, held)[0, 1] > 0.9
+    assert np.array_equal(dataset.server_y, plain.server_y) == (shift is Shift.VECTOR_AFTER)
 
 
 def test_data_is_a_function_of_its_seed():

@@ -67,7 +67,10 @@ class Synthetic:
 
 
 def generate(task: str, data: Synthetic, spec: PartitionSpec, seed: int, num_server_examples: int = 0) -> FederatedDataset:
-    """Generate the data of task `lr`, `lg` or `mc`. Test and server examples are never shifted (decision F1)."""
+    """Generate the data of task `lr`, `lg` or `mc`. Test examples are never shifted (decision F1).
+
+    Server examples have the distribution of the clients' examples: each is shifted like a client drawn in proportion to its examples.
+    """
     num_outputs = data.num_classes if task == "mc" else 1
     truth = true_coefficients(num_outputs, data, generator(seed, "truth"))
     x = correlated_examples(data.num_examples, data.num_features, data.correlation, generator(seed, "rows"))
@@ -77,16 +80,13 @@ def generate(task: str, data: Synthetic, spec: PartitionSpec, seed: int, num_ser
     parts = partition_indices(x, None if task == "lr" else make_targets(task, signal + noise), spec, generator(seed, "partition"))
     order = np.concatenate(parts)
     counts = np.array([len(part) for part in parts])
-    x, noise = x[order], noise[order]
-    if data.shift in (Shift.SCALAR_AFTER, Shift.VECTOR_AFTER):
-        y = make_targets(task, x @ truth.T + noise)
-        x += client_shifts(data, counts, generator(seed, "shift"))
-    else:
-        if data.shift is not Shift.NONE:
-            x += client_shifts(data, counts, generator(seed, "shift"))
-        y = make_targets(task, x @ truth.T + noise)
-    test_x, test_y = unshifted_examples(task, data, truth, sigma, NUM_TEST_EXAMPLES, seed, "test")
-    server_x, server_y = unshifted_examples(task, data, truth, sigma, num_server_examples, seed, "server")
+    shifts = client_shifts(data, len(counts), generator(seed, "shift"))
+    x, y = shift_examples(task, data.shift, truth, x[order], noise[order], np.repeat(shifts, counts, axis=0))
+    test = unshifted_examples(data, truth, sigma, NUM_TEST_EXAMPLES, seed, "test")
+    test_x, test_y = shift_examples(task, Shift.NONE, truth, *test, shifts[:1])
+    server = unshifted_examples(data, truth, sigma, num_server_examples, seed, "server")
+    clients = generator(seed, "server clients").choice(len(counts), num_server_examples, p=counts / counts.sum())
+    server_x, server_y = shift_examples(task, data.shift, truth, *server, shifts[clients])
     return FederatedDataset(x, y, counts, test_x, test_y, server_x, server_y, truth)
 
 
@@ -118,18 +118,34 @@ def make_targets(task: str, noisy_logits: Float[np.ndarray, "n c"]) -> np.ndarra
     return noisy_logits.argmax(1)
 
 
-def client_shifts(data: Synthetic, counts: np.ndarray, rng: np.random.Generator) -> Float[np.ndarray, "n f"]:
-    """The shift of each example, which depends on its client."""
-    shift = rng.standard_normal((len(counts), 1), dtype=np.float32) * np.float32(data.shift_scale)
+def client_shifts(data: Synthetic, num_clients: int, rng: np.random.Generator) -> Float[np.ndarray, "c _f"]:
+    """The shift of each client's features: one number, or one per feature."""
+    shift = rng.standard_normal((num_clients, 1), dtype=np.float32) * np.float32(data.shift_scale)
     if data.shift in (Shift.VECTOR, Shift.VECTOR_AFTER):
-        shift = shift + rng.standard_normal((len(counts), data.num_features), dtype=np.float32)
-    return np.repeat(shift, counts, axis=0)
+        shift = shift + rng.standard_normal((num_clients, data.num_features), dtype=np.float32)
+    return shift
+
+
+def shift_examples(
+    task: str,
+    kind: Shift,
+    truth: Float[np.ndarray, "c f"],
+    x: Float[np.ndarray, "n f"],
+    noise: Float[np.ndarray, "n c"],
+    shift: Float[np.ndarray, "_n _f"],
+) -> tuple[Float[np.ndarray, "n f"], np.ndarray]:
+    """Shifted examples, and their targets before or after the shift."""
+    if kind is Shift.NONE:
+        return x, make_targets(task, x @ truth.T + noise)
+    if kind in (Shift.SCALAR_AFTER, Shift.VECTOR_AFTER):
+        return x + shift, make_targets(task, x @ truth.T + noise)
+    x = x + shift
+    return x, make_targets(task, x @ truth.T + noise)
 
 
 def unshifted_examples(
-    task: str, data: Synthetic, truth: np.ndarray, noise_std: float, num_examples: int, seed: int, purpose: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """Examples and targets of the same distribution without a shift."""
+    data: Synthetic, truth: Float[np.ndarray, "c f"], noise_std: float, num_examples: int, seed: int, purpose: str
+) -> tuple[Float[np.ndarray, "n f"], Float[np.ndarray, "n c"]]:
+    """Examples of the same distribution without a shift, and the noise of their logits."""
     x = correlated_examples(num_examples, data.num_features, data.correlation, generator(seed, f"{purpose} rows"))
-    noise = generator(seed, f"{purpose} noise").standard_normal((num_examples, len(truth)), dtype=np.float32) * noise_std
-    return x, make_targets(task, x @ truth.T + noise)
+    return x, generator(seed, f"{purpose} noise").standard_normal((num_examples, len(truth)), dtype=np.float32) * noise_std

@@ -60,7 +60,7 @@ class FederationConfig:
     center_features: bool = False
     """clients subtract the mean of their features, and of their targets in regression"""
     server_examples: int = 0
-    """examples of the server, which it trains on after every exchange"""
+    """examples of the server, which it trains on after every exchange; distributed like those of all clients together"""
     aggregator: Aggregator = Aggregator.WEIGHTED
     """how client updates are aggregated; all choices except weighted are robust and weight clients equally by default"""
     max_malicious_fraction: float | None = None
