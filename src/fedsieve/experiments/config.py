@@ -43,6 +43,15 @@ class EvaluationSplit(StrEnum):
     """a tenth of each client's examples, held out of training, for tuning (decision F8)"""
 
 
+class CentralizedSteps(StrEnum):
+    """How many gradients centralized training computes in a round (decision F12)."""
+
+    FEDERATION = "federation"
+    """as many as all clients of a cohort together"""
+    CLIENT = "client"
+    """as many as one client"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class FederationConfig:
     """Clients, participation and aggregation."""
@@ -127,6 +136,8 @@ class RunConfig:
     """weights that share one gate and are kept or dropped together"""
     centralized: bool = False
     """train one client that holds all examples, as an upper bound"""
+    centralized_steps: CentralizedSteps = CentralizedSteps.FEDERATION
+    """gradients per round of --centralized: as many as the whole cohort of the federation, or as many as one client"""
     data: Any = None
     """options of the task's data (None: the task's defaults)"""
     federation: FederationConfig = field(default_factory=FederationConfig)
@@ -147,6 +158,8 @@ class RunConfig:
             raise ValueError(
                 "--byte-counting sampled needs --engine batched, because the loop engine encodes every message; got --engine loop"
             )
+        if self.centralized_steps is not CentralizedSteps.FEDERATION and not self.centralized:
+            raise ValueError(f"--centralized-steps {self.centralized_steps} applies to --centralized; add it, or leave this out")
         if self.threads < 1:
             raise ValueError(f"threads must be at least 1; got {self.threads}")
         if not 0 <= self.seed < 2**63:

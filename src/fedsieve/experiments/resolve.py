@@ -13,14 +13,14 @@ import torch
 from fedsieve import wire
 from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.algorithms.base import BaseAlgorithm
-from fedsieve.algorithms.defaults import require_recipes
+from fedsieve.algorithms.defaults import batches_per_round, require_recipes
 from fedsieve.algorithms.gated import GatedAlgorithm
 from fedsieve.algorithms.recipes import Recipe, parse_recipe
 from fedsieve.core.aggregation import Aggregator, ClientWeighting
 from fedsieve.core.budgets import floor_of_decimal
 from fedsieve.core.schedules import DensitySchedule
 from fedsieve.data.partition import Partition
-from fedsieve.experiments.config import SECTIONS, ByteCounting, EvaluationSplit, FederationConfig, Precision, RunConfig
+from fedsieve.experiments.config import SECTIONS, ByteCounting, CentralizedSteps, EvaluationSplit, FederationConfig, Precision, RunConfig
 from fedsieve.experiments.tasks import TASKS, Task, default_options, get_task
 from fedsieve.objectives.linear import Linear
 from fedsieve.objectives.losses import Loss
@@ -65,6 +65,7 @@ class ResolvedRun:
     evaluate_on: EvaluationSplit
     gate_granularity: GateGranularity
     centralized: bool
+    centralized_steps: CentralizedSteps
     data: Any
     federation: ResolvedFederation
     failures: Failures
@@ -81,6 +82,15 @@ class ResolvedRun:
         values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(RunConfig)}
         values["federation"] = FederationConfig(**asdict(self.federation))
         return RunConfig(**values)
+
+    @property
+    def trained_algorithm(self) -> BaseAlgorithm:
+        """The algorithm as it is trained: centralized, one client computes the gradients of a whole cohort (decision F12)."""
+        if not self.centralized or self.centralized_steps is CentralizedSteps.CLIENT:
+            return self.algorithm
+        cohort = cohort_size(self.federation.clients, self.federation.participation)
+        (name, _), *_ = batches_per_round(type(self.algorithm), 0).items()
+        return replace(self.algorithm, **{name: cohort * getattr(self.algorithm, name)})
 
     @property
     def metric(self) -> str:
@@ -174,7 +184,8 @@ def _resolve_federation(config: RunConfig, task: Task, algorithm: BaseAlgorithm)
     clients = task.clients if federation.clients is None else federation.clients
     participation = federation.participation
     if participation is None:
-        participation = 1.0 if config.centralized else max(algorithm.default_participation, min(task.min_cohort / clients, 1.0))
+        alone = config.centralized and config.centralized_steps is CentralizedSteps.CLIENT
+        participation = 1.0 if alone else max(algorithm.default_participation, min(task.min_cohort / clients, 1.0))
     client_weighting = federation.client_weighting
     if client_weighting is None:
         equal = is_private or federation.aggregator is not Aggregator.WEIGHTED
@@ -208,9 +219,9 @@ def _resolve_standardize(config: RunConfig, standardize: bool | None) -> bool:
 def _validate(run: ResolvedRun) -> None:
     """Raise ValueError if settings contradict each other."""
     federation, algorithm = run.federation, run.algorithm
-    if run.centralized and federation.participation != 1:
+    if run.centralized and run.centralized_steps is CentralizedSteps.CLIENT and federation.participation != 1:
         raise ValueError(
-            f"--centralized trains one client, which takes part in every round; "
+            f"--centralized-steps client trains as much as one client, which takes part in every round; "
             f"leave out federation.participation {federation.participation:g}"
         )
     num_examples = run.data.num_examples

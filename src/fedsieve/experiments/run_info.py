@@ -45,7 +45,7 @@ def dense_bytes_per_round(run: ResolvedRun, simulation: Simulation) -> int:
         * 4
         * run.objective.layout.size
         * cohort_size(len(simulation.examples_per_client), participation)
-        * run.algorithm.workload.exchanges
+        * run.trained_algorithm.workload.exchanges
     )
 
 

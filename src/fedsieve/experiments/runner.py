@@ -63,7 +63,7 @@ def run_rounds(run: ResolvedRun, simulation: Simulation | None = None, state: Ru
             seed=run.seed,
         )
     rounds = train(
-        run.algorithm,
+        run.trained_algorithm,
         state.server,
         simulation.population,
         1.0 if run.centralized else run.federation.participation,

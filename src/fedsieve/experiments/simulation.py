@@ -179,7 +179,7 @@ class Simulation:
         """Return the engine of the run over the given examples."""
         run = self.run
         context = RunContext(
-            algorithm=run.algorithm,
+            algorithm=run.trained_algorithm,
             objective=run.objective,
             seed=seed,
             fingerprint=run.fingerprint,

@@ -75,7 +75,7 @@ def synthetic_run_factory(
     if setting == PUBLISHED:
         options = select_supported(algorithm_class(algorithm_name), published_options(task, true_density, skew)) | options
     if participation is not None:
-        participation = None if centralized else max(participation, 2 / scale.clients)
+        participation = max(participation, 2 / scale.clients)
     return partial(
         build_run,
         task=task,
