@@ -1,5 +1,6 @@
 """Recipes: the paper's one is what the paper states, options set by the user win, and every entry point takes it."""
 
+import json
 from dataclasses import replace
 from math import inf
 
@@ -22,6 +23,7 @@ from fedsieve.core.schedules import DensitySchedule, LogAlphaScaling
 from fedsieve.core.types import Clock
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import FederationConfig, RunConfig
+from fedsieve.experiments.config_io import load_run
 from fedsieve.experiments.resolve import resolve
 from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
@@ -177,3 +179,55 @@ def test_the_command_line_prints_every_value_of_the_recipe(tmp_path, monkeypatch
     text = (tmp_path / "run" / "config.toml").read_text()
     for line in ('recipe = "paper"', "bits = 16", 'batch-sampling = "independent"', "dual-rate = 0.0025", 'client-weighting = "uniform"'):
         assert line in text
+
+
+def lines_of(capsys, *words):
+    """The exit code of a small run, and what it wrote to standard error."""
+    small = ["--data.num-examples", "400", "--data.num-features", "100", "--federation.clients", "10", "--out", "run"]
+    code = main(["train", "--algorithm.recipe", "paper", *words, *small])
+    return code, [line for line in capsys.readouterr().err.splitlines() if ": round " not in line]
+
+
+@pytest.mark.usefixtures("few_test_rows")
+@pytest.mark.parametrize(
+    ("words", "formula"),
+    [
+        (["--algorithm", "flops", "--algorithm.server-learning-rate", "0.1", "--quiet"], "theta~ - eta g with a constant eta (L138)"),
+        (["--algorithm", "flops-pa", "--algorithm.learning-rate", "0.1", "--quiet"], "theta~ - eta g with a constant eta (L138)"),
+        (
+            ["--algorithm", "flops", "--rounds", "90", "--algorithm.log-alpha-scaling-rate", "20", "--algorithm.exchanges", "1", "--quiet"],
+            "the paper's scaling (1 +- r) log_alpha (L155-157) multiplies it by 21",
+        ),
+    ],
+    ids=["flops step", "flops-pa step", "scaling"],
+)
+def test_a_formula_that_diverges_is_named_in_one_line(words, formula, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, (line,) = lines_of(capsys, *words)
+    assert code == 1
+    assert formula in line and "use --algorithm." in line
+
+
+@pytest.mark.usefixtures("few_test_rows")
+def test_a_formula_that_cannot_run_as_printed_is_said_so(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, lines = lines_of(capsys, "--algorithm", "flops-pa", "--rounds", "2")
+    assert code == 0
+    assert any("log_alpha = beta' log(z / (1 - z)) (L171) is infinite at z = 0 and 1" in line for line in lines)
+
+
+@pytest.mark.usefixtures("few_test_rows")
+@pytest.mark.parametrize("name", ["flops", "fed-avg"])
+def test_a_result_has_its_metric_before_and_after_the_projection(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small = ["--data.num-examples", "400", "--data.num-features", "100", "--federation.clients", "10", "--rounds", "3"]
+    assert main(["train", "--algorithm", name, *small, "--out", "run", "--quiet"]) == 0
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    run = load_run(tmp_path / "run")
+    *_, last = run_rounds(run)
+    for key, parameters in (
+        ("value", last.parameters),
+        ("value_before_projection", run.algorithm.unprojected_parameters(last.result.server)),
+    ):
+        assert result[key] == pytest.approx(Simulation(run).evaluate(parameters)["r2"], rel=1e-6)
+    assert result["value"] != result["value_before_projection"]

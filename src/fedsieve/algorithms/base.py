@@ -198,6 +198,10 @@ class BaseAlgorithm(ABC):
         """Return no numbers."""
         return {}
 
+    def divergence_reason(self, server: Any) -> str | None:
+        """Return which formula of the algorithm diverged and what helps, or None if only the learning rate is to blame."""
+        return None
+
     @property
     @abstractmethod
     def all_reply_fields(self) -> frozenset[str]:

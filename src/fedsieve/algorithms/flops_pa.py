@@ -247,6 +247,13 @@ class FlopsPA(GatedAlgorithm):
         """The weights, their gates, and the default gate."""
         return frozenset({"weights", self.gate_field, "default_gate"})
 
+    @property
+    def formula_note(self) -> str | None:
+        """The paper's inverse is infinite at gates of 0 and 1, which are frequent (decision E1)."""
+        if self.gate_encoding is GateEncoding.LOG_ALPHA or self.gate_inverse is GateInverse.EXACT:
+            return None
+        return f"log_alpha = beta' log(z / (1 - z)) (L171) is infinite at z = 0 and 1; received gates stay {GATE_MARGIN:g} away from both"
+
     # Gates of a local step
 
     def local_gates(self, log_alpha: Float[Tensor, "k p"], layout: Layout, draw: Draw, purpose: str) -> gates.Gates:

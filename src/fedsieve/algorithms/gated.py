@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from fedsieve.algorithms.base import BaseAlgorithm, project_to_budget, require_at_least, require_fraction, require_positive
+from fedsieve.algorithms.recipes import Recipe
 from fedsieve.core import budgets, constraint, gates, optimizers, schedules, topk
 from fedsieve.core.aggregation import ClientWeighting
 from fedsieve.core.batches import BatchSampling
@@ -351,6 +352,27 @@ class GatedAlgorithm(BaseAlgorithm, ABC):
     def unprojected_parameters(self, server: HasGates) -> Float[Tensor, " p"]:
         """Return theta~ times the test-time gate."""
         return server.weights * gates.compute_test_gates(self.shape, server.log_alpha, self.test_gate)
+
+    def divergence_reason(self, server: HasGates) -> str | None:
+        """Return which of the paper's formulas diverged, if it is used as printed."""
+        if self.log_alpha_scaling is LogAlphaScaling.LITERAL and self.log_alpha_limit == inf and not server.log_alpha.isfinite().all():
+            return (
+                f"log_alpha is not finite: the paper's scaling (1 +- r) log_alpha (L155-157) multiplies it by "
+                f"{1 + self.log_alpha_scaling_rate:g} in every round without a limit; use --algorithm.log-alpha-limit {LOG_ALPHA_LIMIT:g}"
+            )
+        if self.recipe is not Recipe.PAPER:
+            return None
+        option = "learning-rate" if "learning_rate" in self.option_names() else "server-learning-rate"
+        return (
+            f"theta~ is not finite: the paper's step theta~ - eta g with a constant eta (L138) grows without bound once eta exceeds 2/L, "
+            f"and features shifted by their clients make L large; lower algorithm.{option} {getattr(self, option.replace('-', '_')):g} "
+            f"or use --algorithm.recipe recommended"
+        )
+
+    @property
+    def formula_note(self) -> str | None:
+        """What a reader must know about a formula that cannot run as printed, or None."""
+        return None
 
     def diagnostics(self, server: HasGates) -> dict[str, Tensor]:
         """Return expected and test-time density, the multiplier and the violation."""

@@ -36,7 +36,9 @@ def show_result(run: ResolvedRun, result: dict[str, Any], folder: Path, *, quiet
     best = "" if result["oracle_value"] is None else f" (best possible {format_number(result['oracle_value'])})"
     table.add_row(f"{run.evaluate_on} {result['metric']}", f"{format_number(result['value'])}{best}")
     if result["expected_density"] is not None:
-        table.add_row("expected density", f"{format_number(result['expected_density'])} before the final cut")
+        table.add_row("  before the final cut", format_number(result["value_before_projection"]))
+        densities = (format_number(result[name]) for name in ("expected_density", "test_density"))
+        table.add_row("  expected density", "{} there, at test time {}".format(*densities))
     if result["replied"] < result["asked"]:
         table.add_row("replies", format_replies(result))
     if result["epsilon"] is not None:

@@ -122,9 +122,9 @@ def used_features(run: ResolvedRun, parameters: Tensor) -> list[str] | None:
     return [names[j] if names else str(j) for j in order]
 
 
-def summarize(run: ResolvedRun, simulation: Simulation, rows: list[dict[str, Any]], parameters: Tensor) -> dict[str, Any]:
+def summarize(run: ResolvedRun, simulation: Simulation, rows: list[dict[str, Any]], server: Any) -> dict[str, Any]:
     """Return the result of a run by the names of `--json`."""
-    last = rows[-1]
+    last, parameters = rows[-1], run.algorithm.parameters(server)
     return {
         "run": run.id,
         "task": run.task,
@@ -132,6 +132,7 @@ def summarize(run: ResolvedRun, simulation: Simulation, rows: list[dict[str, Any
         "seed": run.seed,
         "metric": run.metric,
         "value": last[run.metric],
+        "value_before_projection": simulation.evaluate(run.algorithm.unprojected_parameters(server))[run.metric],
         **{name: last.get(name) for name in METRIC_NAMES},
         **evaluation.summarize(rows, parameters, run.objective.layout.num_gated),
         "features": used_features(run, parameters),
@@ -158,13 +159,8 @@ def start_run(
     """Execute a run from its first round and leave everything in its folder."""
     with run_directory.lock(folder):
         write_settings(folder, run, describe_run(run, simulation))
-        if isinstance(run.algorithm, GatedAlgorithm) and run.algorithm.all_gates_start_closed() and not quiet:
-            probability = run.algorithm.initial_gate_probability
-            print(
-                f"note: algorithm.initial-gate-probability {probability:g} starts every test-time gate at 0; "
-                f"from about 0.17 they start open",
-                file=sys.stderr,
-            )
+        if not quiet:
+            print_notes(run)
         return continue_run(
             run,
             simulation,
@@ -173,6 +169,20 @@ def start_run(
             checkpoint_interval or CheckpointInterval(),
             quiet=quiet,
             tracker=tracker,
+        )
+
+
+def print_notes(run: ResolvedRun) -> None:
+    """Print what a reader of the result must know about the algorithm."""
+    if not isinstance(run.algorithm, GatedAlgorithm):
+        return
+    if run.algorithm.formula_note is not None:
+        print(f"note: {run.algorithm.formula_note}", file=sys.stderr)
+    if run.algorithm.all_gates_start_closed():
+        print(
+            f"note: algorithm.initial-gate-probability {run.algorithm.initial_gate_probability:g} starts every test-time gate at 0; "
+            f"from about 0.17 they start open",
+            file=sys.stderr,
         )
 
 
@@ -237,7 +247,7 @@ def continue_run(
                 bar.advance(f"{run.metric} {format_number(step.metrics[run.metric])}")
         theta = run.algorithm.parameters(journal.server)
         run_directory.atomic_write(folder / run_directory.MODEL, to_safetensors(simulation.build_model(theta)))
-        result = {**summarize(run, simulation, journal.metrics_rows, theta), "run": str(folder)}
+        result = {**summarize(run, simulation, journal.metrics_rows, journal.server), "run": str(folder)}
         run_directory.atomic_write(folder / run_directory.RESULT, json.dumps(result, indent=1).encode())
     return result
 

@@ -191,17 +191,16 @@ def _execute(job: Job, row: Row) -> None:
         _cached_simulation[job.data_key] = Simulation(run)
     simulation = _cached_simulation[job.data_key].with_config(run)
     trace = GateTrace(run.algorithm) if job.trace else None
-    metrics, parameters = [], None
+    metrics, server = [], None
     try:
         for measured in run_rounds(run, simulation):
             metrics.append(measured.metrics)
-            parameters = measured.parameters
+            server = measured.result.server
             if trace is not None:
-                trace.record(measured.result.server, parameters)
+                trace.record(server, measured.parameters)
     finally:
         row["curves"] = extract_curves(metrics, run.metric)
-    assert parameters is not None, "a run has at least one round"
-    summary = summarize(run, simulation, metrics, parameters)
+    summary = summarize(run, simulation, metrics, server)
     row |= {"rounds": len(metrics), "seconds": summary["seconds"], "note": summary["note"], "trace": trace and trace.to_dict()}
     row["values"] = {name: value for name, value in summary.items() if isinstance(value, float) and name != "seconds"}
     row["values"]["dense_value"] = metrics[-1].get("dense_value")
