@@ -1,11 +1,14 @@
 """FLoPS-PA: the message of L171, both forms, and the server's averages."""
 
 from dataclasses import replace
+from math import exp, log
 
+import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_matrix
 
-from fedsieve.algorithms.flops_pa import Client, FlopsPA, GateEncoding, GateInverse, GateNoise
+from fedsieve.algorithms.flops_pa import Client, DualLocation, FlopsPA, GateEncoding, GateInverse, GateNoise
 from fedsieve.core import gates
 from fedsieve.core.aggregation import ClientWeighting
 from fedsieve.core.constraint import DualUpdate
@@ -16,6 +19,9 @@ from fedsieve.core.types import Batch, Clock, Reply
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import FederationConfig
 from fedsieve.objectives.linear import Linear, Loss
+from fedsieve.runtime.client_data import ClientData
+from fedsieve.runtime.context import RunContext
+from fedsieve.runtime.sparse_training import make_client_engine
 from helpers.runs import small_run, train_run
 
 OBJECTIVE = Linear(loss=Loss.SQUARED, num_features=40)
@@ -122,6 +128,58 @@ def test_the_multiplier_is_broadcast_only_while_it_is_ascended():
     for dual in (DualUpdate.ASCENT, DualUpdate.BISECTION, DualUpdate.OFF):
         sent = replace(PLAIN, dual_update=dual).broadcast(server, CLOCK, noise()).scalars
         assert ("multiplier" in sent) == (dual is DualUpdate.ASCENT)
+
+
+LOCAL = replace(PLAIN, dual_location=DualLocation.CLIENT, dual_rate=6.0, gate_rate=0.5, local_steps=3, final_learning_rate_fraction=1.0)
+
+
+def open_probability(phi):
+    """P(z != 0) = 1 / (1 + exp(-(phi - beta' log(-gamma / zeta)))) (L126)."""
+    return 1 / (1 + exp(-phi - 0.66 * log(11)))
+
+
+def test_a_client_solves_its_own_constrained_problem():
+    """L128, by hand: without examples, phi <- phi - eta lambda P (1 - P), and lambda <- lambda + eta_lambda (P - rho), or 0 if P < rho.
+
+    All gates of a client are equal, so P is also the mean. The first client violates its constraint, the second satisfies it.
+    """
+    phi = [1.0, -6.0]
+    client = Client(
+        torch.zeros(2, 40, dtype=torch.float64),
+        torch.tensor(phi, dtype=torch.float64)[:, None].expand(2, 40).clone(),
+        torch.tensor([0.25, 0.25], dtype=torch.float64),
+        OBJECTIVE.layout,
+    )
+    multiplier, batch = [0.25, 0.25], Batch(torch.zeros(2, 8, 40, dtype=torch.float64), torch.zeros(2, 8, dtype=torch.float64))
+    for _ in range(3):
+        client = LOCAL.client_step(OBJECTIVE, client, batch, CLOCK, stack_noise(2))
+        for k in range(2):
+            p = open_probability(phi[k])
+            phi[k] -= 0.5 * multiplier[k] * p * (1 - p)
+            multiplier[k] = multiplier[k] + 6.0 / 3 * (p - 0.1) if p > 0.1 else 0.0
+    assert client.multiplier.tolist() == pytest.approx(multiplier, rel=1e-12)
+    assert client.log_alpha[:, 7].tolist() == pytest.approx(phi, rel=1e-12)
+    assert multiplier[0] > 4 and multiplier[1] == 0
+
+
+def test_the_server_averages_the_multipliers_of_the_clients_and_sends_the_mean():
+    weights, log_alpha = state(2)
+    client = Client(weights, log_alpha, torch.tensor([0.5, 2.0], dtype=torch.float64), OBJECTIVE.layout)
+    packets = LOCAL.client_reply(client, CLOCK, stack_noise(2)).unstack()
+    server = LOCAL.init(OBJECTIVE.layout, torch.ones(40, dtype=torch.float64), noise())
+    replies = [Reply(k, packets[k], n) for k, n in enumerate((1, 3))]
+    after = LOCAL.aggregate(server, LOCAL.broadcast(server, CLOCK, noise()), replies, CLOCK, noise())
+    assert float(after.multiplier) == pytest.approx(0.25 * 0.5 + 0.75 * 2.0)
+    start = LOCAL.client_init(LOCAL.broadcast(after, CLOCK, noise()), OBJECTIVE.layout, CLOCK, torch.float64)
+    assert float(start.multiplier) == pytest.approx(1.625)
+
+
+def test_a_multiplier_of_each_client_needs_an_ascent_and_dense_examples():
+    with pytest.raises(ValueError, match=r"dual-location client .* use --algorithm\.dual-update ascent"):
+        replace(LOCAL, dual_rate=None, dual_update=DualUpdate.BISECTION)
+    sparse = ClientData(csr_matrix(np.eye(40)), torch.zeros(40), [40], OBJECTIVE, 4)
+    with pytest.raises(ValueError, match=r"algorithm\.dual-location client needs all gates in every local step, and with sparse examples"):
+        make_client_engine(RunContext(algorithm=LOCAL, objective=OBJECTIVE, seed=0, fingerprint=1), sparse)
 
 
 def test_an_ascent_on_every_gate_is_refused_where_messages_name_a_few():

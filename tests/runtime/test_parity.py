@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from fedsieve.algorithms import ALGORITHMS
+from fedsieve.algorithms.flops_pa import DualLocation
 from fedsieve.core.aggregation import ClientWeighting
+from fedsieve.core.constraint import DualUpdate
 from fedsieve.experiments.config import Engine, FederationConfig, Precision
 from helpers.algorithms import make_algorithm
 from helpers.runs import SMALL_DATA, small_run, train_run
@@ -51,6 +53,9 @@ def test_parity_holds_where_the_first_round_decides_for_weights(monkeypatch):
         ("mc", "flops", ClientWeighting.EXAMPLES, {"batch_size": "all"}),
         ("lg", "fed-round-ht", ClientWeighting.SQRT, {"batch_size": "all", "bits": 4}),
         ("lr", "fed-ht", ClientWeighting.EXAMPLES, {"step_rule": "capped", "learning_rate": 0.1}),
+        ("lg", "flops", ClientWeighting.UNIFORM, {"recipe": "paper"}),
+        ("mc", "flops-pa", ClientWeighting.UNIFORM, {"recipe": "paper"}),
+        ("mc", "flops-pa", ClientWeighting.EXAMPLES, {"dual_location": DualLocation.CLIENT, "dual_update": DualUpdate.ASCENT}),
     ],
 )
 def test_parity_holds_for_other_tasks_weights_and_batches(task, method, weights, fields):

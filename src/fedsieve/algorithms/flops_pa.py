@@ -46,8 +46,17 @@ class GateEncoding(StrEnum):
     LOG_ALPHA = "log-alpha"
 
 
+class DualLocation(StrEnum):
+    """Who ascends the multiplier: the two routes of L128."""
+
+    SERVER = "server"
+    """the server, on the aggregated gates (decision B3)"""
+    CLIENT = "client"
+    """each client, on its own gates, in every local step; the server averages the multipliers (decision B6)"""
+
+
 class Server(NamedTuple):
-    """Averaged theta and phi, theta~ = theta / z, and lambda, which only the server updates (decision B3)."""
+    """Averaged theta and phi, theta~ = theta / z, and lambda (decisions B3, B6)."""
 
     theta: Tensor
     weights: Tensor
@@ -58,7 +67,7 @@ class Server(NamedTuple):
 
 
 class Client(NamedTuple):
-    """theta~, phi and the received multiplier of a stack of clients."""
+    """theta~, phi and the multiplier of a stack of clients."""
 
     weights: Tensor
     log_alpha: Tensor
@@ -79,6 +88,7 @@ PAPER_RECIPE = PAPER_OPTIONS | {
     "gate_inverse": GateInverse.PAPER,
     "gate_encoding": GateEncoding.GATES,
     "min_default_gate": 0.0,
+    "dual_location": DualLocation.SERVER,
 }
 """Learning rates as for FLoPS (L303); scaling from epoch zero (L171). The paper states neither rho_init nor r (decision E9)."""
 
@@ -108,6 +118,8 @@ class FlopsPA(GatedAlgorithm):
     """how log_alpha is recovered from a received gate"""
     gate_encoding: GateEncoding = GateEncoding.LOG_ALPHA
     """what a message contains for a gate: z, or log_alpha"""
+    dual_location: DualLocation = DualLocation.SERVER
+    """who ascends the multiplier: the server on the aggregated gates, or each client on its own gates, averaged like the weights"""
     min_default_gate: float = 1e-3
     """minimum gate of weights that are not in a message; with exactly 0 the support could never change"""
 
@@ -115,6 +127,11 @@ class FlopsPA(GatedAlgorithm):
         """Validate the options."""
         super().__post_init__()
         require_fraction(min_default_gate=self.min_default_gate)
+        if self.dual_location is DualLocation.CLIENT and not self.uses_multiplier:
+            raise ValueError(
+                f"algorithm.dual-location client ascends a multiplier at every client, and algorithm.dual-update {self.dual_update} has "
+                f"none; use --algorithm.dual-update ascent"
+            )
         if self.gate_encoding is GateEncoding.LOG_ALPHA and self.log_alpha_limit > LOG_ALPHA_LIMIT:
             raise ValueError(
                 f"algorithm.log-alpha-limit must be at most {LOG_ALPHA_LIMIT:g} if messages contain log_alpha, because replies with larger "
@@ -148,6 +165,7 @@ class FlopsPA(GatedAlgorithm):
     def client_step(self, objective: Objective, client: Client, batch: Batch, clock: Clock, draw: Draw) -> Client:
         """Take one local SGD step on (theta~, phi) (L198)."""
         weights, log_alpha, multiplier, layout = client
+        client = client._replace(multiplier=self.ascend_locally(client, clock))
         size, groups, rate = layout.num_gated, objective.layout.groups, self.gate_rate * self.learning_rate_factor(clock)
         limit = self.log_alpha_limit
         if self.has_single_gradient and groups is None:
@@ -168,8 +186,11 @@ class FlopsPA(GatedAlgorithm):
         return client._replace(weights=weights, log_alpha=log_alpha)
 
     def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
-        """Send the top m of theta and z (L199-200)."""
-        return self.encode_message(client.weights, client.log_alpha, client.layout, clock, draw)
+        """Send the top m of theta and z (L199-200), and the client's multiplier if it has its own."""
+        packet = self.encode_message(client.weights, client.log_alpha, client.layout, clock, draw)
+        if self.dual_location is DualLocation.CLIENT:
+            packet.scalars["multiplier"] = client.multiplier.to(torch.float32)
+        return packet
 
     def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
         """Average theta and z, theta~ = theta / z, phi from z, dual step (L183-186); the residual is kept (decision E5)."""
@@ -178,9 +199,25 @@ class FlopsPA(GatedAlgorithm):
         gate = clip_received_gates(mean["gate"], server.layout) if sends_gates else mean["gate"]
         theta, moments = self.server_step(server, packet, mean["theta"])
         log_alpha = self.solve_dual(self.normalize_log_alpha(self.log_alpha_from(gate), server.layout), server.layout, clock)
-        multiplier = self.ascend(server.multiplier, log_alpha, server.layout, clock)
+        if self.dual_location is DualLocation.CLIENT:
+            multiplier = mean["multiplier"][0]
+        else:
+            multiplier = self.ascend(server.multiplier, log_alpha, server.layout, clock)
         weights = theta / gate if sends_gates else theta
         return server._replace(theta=theta, weights=weights, log_alpha=log_alpha, multiplier=multiplier, moments=moments)
+
+    def ascend_locally(self, client: Client, clock: Clock) -> Float[Tensor, " k"]:
+        """Return each client's multiplier after one local step: dual ascent with restart on its own constraint (L128, decision B6).
+
+        It starts from the broadcast, so that clients keep no state, and takes one step of the round's rate / n(B) on the gates before
+        the primal step.
+        """
+        if self.dual_location is DualLocation.SERVER:
+            return client.multiplier
+        layout, density = client.layout, self.message_density(clock)
+        rate = self.dual_rate_per_round(layout) / self.local_steps
+        violation = constraint.gap(self.shape, client.log_alpha[..., : layout.num_gated], density)
+        return constraint.ascend(client.multiplier, violation, rate)
 
     def server_step(self, server: Server, packet: Packet, mean: Float[Tensor, " p"]) -> tuple[Float[Tensor, " p"], Moments]:
         """sent + server step towards the mean + residual_decay * (theta - sent), where sent is theta on the support."""
@@ -228,7 +265,10 @@ class FlopsPA(GatedAlgorithm):
         if self.gate_encoding is GateEncoding.GATES:
             theta = theta * gate.clamp_min(GATE_MARGIN)
         default = packet.scalar("default_gate", dtype)
-        return {"theta": SparseVector(theta, packet.support), "gate": SparseVector(gate, packet.support, default)}
+        vectors = {"theta": SparseVector(theta, packet.support), "gate": SparseVector(gate, packet.support, default)}
+        if self.dual_location is DualLocation.CLIENT:
+            vectors["multiplier"] = SparseVector(packet.scalar("multiplier", dtype)[..., None])
+        return vectors
 
     def log_alpha_from(self, gate: Float[Tensor, "*k p"]) -> Float[Tensor, "*k p"]:
         """Return phi of a received gate: the inverse without noise (L171), or log_alpha itself."""
@@ -244,8 +284,9 @@ class FlopsPA(GatedAlgorithm):
 
     @property
     def all_reply_fields(self) -> frozenset[str]:
-        """The weights, their gates, and the default gate."""
-        return frozenset({"weights", self.gate_field, "default_gate"})
+        """The weights, their gates and the default gate, and the multiplier of a client that has its own."""
+        fields = frozenset({"weights", self.gate_field, "default_gate"})
+        return fields | {"multiplier"} if self.dual_location is DualLocation.CLIENT else fields
 
     @property
     def formula_note(self) -> str | None:
@@ -278,6 +319,7 @@ class FlopsPA(GatedAlgorithm):
             self,
             deterministic=self.local_gate_noise is GateNoise.DETERMINISTIC,
             unseen_weights_are_equal=self.gate_encoding is GateEncoding.LOG_ALPHA,
+            needs_all_gates=self.dual_location is DualLocation.CLIENT,
         )
 
 

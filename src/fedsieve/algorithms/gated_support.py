@@ -15,7 +15,9 @@ MAX_FIRST_ORDER_DRIFT = 0.01
 """The largest drift of log_alpha over a round that is applied in one step instead of step by step."""
 
 
-def gated_support(algorithm: GatedAlgorithm, *, deterministic: bool, unseen_weights_are_equal: bool) -> EngineSupport:
+def gated_support(
+    algorithm: GatedAlgorithm, *, deterministic: bool, unseen_weights_are_equal: bool, needs_all_gates: bool
+) -> EngineSupport:
     """Return the engine support; `deterministic` says whether local steps use median gates."""
 
     def apply_skipped_steps(client: Any, num_skipped: Float[Tensor, "k p"], clock: Clock) -> Any:
@@ -35,6 +37,7 @@ def gated_support(algorithm: GatedAlgorithm, *, deterministic: bool, unseen_weig
         unseen_weights_are_equal=unseen_weights_are_equal,
         apply_skipped_steps=apply_skipped_steps,
         fused_step=fused_step if single else None,
+        needs_all_weights="algorithm.dual-location client needs all gates in every local step" if needs_all_gates else None,
     )
 
 

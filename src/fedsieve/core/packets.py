@@ -10,8 +10,8 @@ from torch import Tensor
 from fedsieve.core.quantization import QuantizedField, quantize
 from fedsieve.core.random import Draw
 
-GATE_FIELDS = frozenset({"gates", "gate", "log_alpha", "kept_gate", "default_gate"})
-"""Fields and scalars that are gates: they have their own limits and their own mean."""
+GATE_FIELDS = frozenset({"gates", "gate", "log_alpha", "kept_gate", "default_gate", "multiplier"})
+"""Fields and scalars that are gates or their multiplier: they have their own limits and their own mean."""
 FRACTION_SCALARS = frozenset({"signs", "spread", "width", "pace"})
 """Scalars that are fractions between 0 and 1, neither gates nor weights."""
 

@@ -250,6 +250,8 @@ class EngineSupport:
     """(client, number of steps without a gradient per coordinate, clock) -> client after these steps"""
     fused_step: Callable[["LinearObjective", Any, Tensor, Batch, Clock], bool] | None = None
     """`client_step` in place, on some features of a client state that holds more; False if its options do not allow it"""
+    needs_all_weights: str | None = None
+    """why a local step cannot be restricted to the features of a batch, so that sparse examples are refused; None if it can"""
 
 
 @runtime_checkable

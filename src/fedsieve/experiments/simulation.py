@@ -29,6 +29,7 @@ from fedsieve.runtime.client_data import ClientData
 from fedsieve.runtime.context import RunContext
 from fedsieve.runtime.loop import LoopEngine
 from fedsieve.runtime.rounds import Population
+from fedsieve.runtime.sparse_training import require_restricted_steps
 
 
 class Simulation:
@@ -53,7 +54,7 @@ class Simulation:
 
     def validate(self) -> None:
         """Raise ValueError before anything is written if the examples, the initial weights or the module do not fit."""
-        _ = self.client_data
+        require_restricted_steps(self.run.algorithm, self.client_data)
         if self.run.init_weights is not None:
             load_initial_weights(self.run.init_weights, self.run.objective)
         if isinstance(self.run.objective, Module):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedsieve.core.packets import Packet
-from fedsieve.core.types import Clock, EngineSupport, LinearObjective
+from fedsieve.core.types import Algorithm, Clock, EngineSupport, LinearObjective
 from fedsieve.runtime.client_data import ClientData, SparseRoundData
 from fedsieve.runtime.context import RunContext
 from fedsieve.runtime.feature_view import FeatureView
@@ -134,7 +134,15 @@ class SparseClientEngine:
         return clients[0]._replace(**{name: function(*(getattr(client, name) for client in clients)) for name in fields})
 
 
+def require_restricted_steps(algorithm: Algorithm, data: ClientData) -> None:
+    """Raise ValueError if examples are sparse and local steps cannot be restricted to the features of a batch."""
+    reason = algorithm.engine_support.needs_all_weights
+    if data.is_sparse and reason is not None:
+        raise ValueError(f"{reason}, and with sparse examples a step has only those of its features; use dense examples, or leave it out")
+
+
 def make_client_engine(context: RunContext, data: ClientData) -> ClientEngine | SparseClientEngine:
     """Return the engine that trains clients on this kind of examples."""
+    require_restricted_steps(context.algorithm, data)
     dense = ClientEngine(context, data)
     return SparseClientEngine(dense) if data.is_sparse else dense

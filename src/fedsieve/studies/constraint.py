@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from fedsieve.algorithms.flops import Flops
-from fedsieve.algorithms.flops_pa import GateNoise
+from fedsieve.algorithms.flops_pa import DualLocation, GateNoise
 from fedsieve.core.constraint import ConstraintScale, DualUpdate
 from fedsieve.core.schedules import DensitySchedule
 from fedsieve.studies import paper
@@ -28,6 +27,12 @@ ANNEALED_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 """Bisection on a falling target. The messages of FLoPS-PA follow the target: they are denser while it falls."""
 MIRROR_VARIANT = ("mirror ascent, annealed target", {"dual_update": DualUpdate.MIRROR, **ANNEALED, "gate_rate": 0.1})
 """The best ascent we know, on the same falling target (decision B5)."""
+ASCENT = {"dual_update": DualUpdate.ASCENT}
+LOCATION_VARIANTS: dict[str, dict[str, Any]] = {
+    "gradient ascent at the server": ASCENT | {"dual_location": DualLocation.SERVER},
+    "gradient ascent at the clients": ASCENT | {"dual_location": DualLocation.CLIENT},
+}
+"""The two routes of the paper (L128): one constraint on the aggregated gates, or a constraint of each client (decision B6)."""
 
 
 def constraint_study(scale: Scale) -> Study:
@@ -50,9 +55,9 @@ def _variants(scale: Scale, task: str) -> list[tuple[str, str, dict[str, Any]]]:
     if task != LARGE_TASK or is_full:
         variants.append(("flops", *MIRROR_VARIANT))
     if task not in REAL_TASKS or is_full:
-        exchanges = paper.algorithm_options(scale, task, "flops").get("exchanges", Flops.exchanges)
-        paper_dual = {"constraint_scale": ConstraintScale.MEAN, "dual_rate": exchanges / scale.num_features}
-        variants += [("flops", PAPER_DUAL, paper_dual), ("flops", "gradient ascent, sum scale", {})]
+        paper_dual = ASCENT | {"constraint_scale": ConstraintScale.MEAN}
+        variants += [("flops", PAPER_DUAL, paper_dual), ("flops", "gradient ascent, sum scale", ASCENT)]
+        variants += [("flops-pa", name, options) for name, options in LOCATION_VARIANTS.items()] if task != LARGE_TASK else []
         for algorithm, annealed in ANNEALED_VARIANTS.items():
             variants += [(algorithm, BISECTION, BISECTION_OPTIONS), (algorithm, *annealed)]
     without_scaling = [(algorithm, name, {"log_alpha_scaling_rate": 0.0, **options}) for algorithm, name, options in variants]
