@@ -17,6 +17,7 @@ from fedsieve.data.builtin import BuiltinFiles, Source
 from fedsieve.data.downloads import DataError, DataFile
 from fedsieve.data.federated_dataset import PartitionSpec
 from fedsieve.data.partition import Partition
+from fedsieve.experiments.simulation import validation_split
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (30, 28, 28), dtype=np.uint8)
@@ -51,8 +52,8 @@ def write_mnist(folder, compressed=True):
 @pytest.mark.parametrize("compressed", [True, False])
 def test_mnist_is_found_in_every_layout(tmp_path, inner, compressed):
     write_mnist(tmp_path / inner, compressed)
-    (x, y), (test_x, _), note = builtin.load_mnist(tmp_path)
-    assert x.shape == (30, 784) and test_x.shape == (30, 784) and note is None
+    (x, y), (test_x, _), source = builtin.load_mnist(tmp_path)
+    assert x.shape == (30, 784) and test_x.shape == (30, 784) and source == "MNIST, its training and test files"
     assert np.allclose(x * 255, IMAGES.reshape(30, -1))
     assert np.array_equal(y, LABELS)
 
@@ -60,14 +61,14 @@ def test_mnist_is_found_in_every_layout(tmp_path, inner, compressed):
 def test_emnist_is_transposed_and_lone_test_files_are_split_in_two(tmp_path):
     write_file(tmp_path / "gzip" / "emnist-byclass-test-images-idx3-ubyte", idx_bytes(IMAGES), True)
     write_file(tmp_path / "gzip" / "emnist-byclass-test-labels-idx1-ubyte", idx_bytes(LABELS), True)
-    (x, _), (test_x, _), note = mnist.read_emnist(tmp_path)
+    (x, _), (test_x, _), source = mnist.read_emnist(tmp_path)
     assert len(x) + len(test_x) == 30
     assert np.array_equal(x[0], IMAGES[0].T)
-    assert "only EMNIST's test files" in note
+    assert "only the official test file" in source
     write_file(tmp_path / "gzip" / "emnist-byclass-train-images-idx3-ubyte", idx_bytes(IMAGES[:12]), True)
     write_file(tmp_path / "gzip" / "emnist-byclass-train-labels-idx1-ubyte", idx_bytes(LABELS[:12]), True)
-    (x, _), (test_x, _), note = mnist.read_emnist(tmp_path)
-    assert (len(x), len(test_x), note) == (12, 30, None)
+    (x, _), (test_x, _), source = mnist.read_emnist(tmp_path)
+    assert (len(x), len(test_x), source) == (12, 30, "EMNIST by class, its training and test files")
 
 
 @pytest.mark.parametrize(
@@ -107,10 +108,10 @@ def test_rcv1_keeps_the_most_frequent_topics_and_stays_sparse(tmp_path):
     lines = [f"{i % 3},{40 + i % 40} 1:0.5 {i + 2}:0.25 47236:1" for i in range(60)]
     (tmp_path / "rcv1_subsets_train.svm").write_text("\n".join(lines) + "\n")
     (tmp_path / "rcv1_subsets_test.svm").write_text("\n".join(lines[:10]) + "\n")
-    (x, y), (test_x, test_y), note = rcv1.read_rcv1(tmp_path)
+    (x, y), (test_x, test_y), source = rcv1.read_rcv1(tmp_path)
     assert isinstance(x, csr_matrix) and x.shape == (60, 47_236) and test_x.shape == (10, 47_236)
     assert y.shape == (60, 34) and test_y.shape == (10, 34)
-    assert y[:, :3].sum() == 60 and "sample" in note
+    assert y[:, :3].sum() == 60 and "sample" in source
     assert x[0, 0] == 0.5 and x[0, 47_235] == 1
 
 
@@ -125,15 +126,27 @@ def test_digits_need_no_files():
     dataset = builtin.load_builtin_dataset("digits", BuiltinFiles(), PartitionSpec(20, Partition.LABEL, 0.5), 0)
     assert dataset.x.shape == (1437, 64) and dataset.test_x.shape == (360, 64)
     assert dataset.counts.sum() == 1437
+    assert dataset.description == "the digits of scikit-learn, a fixed fifth for testing: 1,437 training and 360 test examples"
+
+
+def test_the_description_counts_the_examples_that_a_run_uses():
+    spec = PartitionSpec(20, Partition.LABEL, 0.5)
+    dataset = builtin.load_builtin_dataset("digits", BuiltinFiles(num_examples=200), spec, 0, num_server_examples=50)
+    assert dataset.description.endswith("a random subset of the training examples: 150 training and 360 test examples, 50 at the server")
+    validated = validation_split(dataset)
+    assert validated.description == (
+        "the digits of scikit-learn, a fixed fifth for testing, a random subset of the training examples, a tenth of each client's "
+        f"training examples as test set: {len(validated.y)} training and {150 - len(validated.y)} test examples, 50 at the server"
+    )
 
 
 @pytest.mark.parametrize(("task", "size"), [("mnist", 784), ("emnist", 784), ("rcv1", 47_236), ("mnist-cnn", 784)])
-def test_synthetic_replacements_have_the_real_shape_and_a_note(task, size):
+def test_synthetic_replacements_have_the_real_shape_and_are_called_so(task, size):
     dataset = builtin.load_builtin_dataset(
         task, BuiltinFiles(source=Source.SYNTHETIC, num_examples=300), PartitionSpec(10, Partition.IID, 0.5), 0
     )
     assert np.prod(dataset.x.shape[1:]) == size
-    assert "synthetic" in dataset.note
+    assert "synthetic examples, not the real data" in dataset.description
 
 
 def test_server_examples_are_taken_from_the_clients():

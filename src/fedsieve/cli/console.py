@@ -56,8 +56,9 @@ def show_result(run: ResolvedRun, result: dict[str, Any], folder: Path, *, quiet
         "  by the paper's formula", f"{format_bytes(result['bytes_up_paper_formula'])}, {format_bytes(result['bytes_down_paper_formula'])}"
     )
     table.add_row("time", f"{format_seconds(result['seconds'])} s")
+    table.add_row("data", result["data"])
     if result["note"]:
-        table.add_row("data", result["note"])
+        table.add_row("note", result["note"])
     table.add_row("run folder", str(folder))
     if result["report"]:
         table.add_row("report", result["report"])

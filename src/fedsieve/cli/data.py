@@ -172,8 +172,7 @@ def show(
     except OSError as error:
         raise DataError(f"--out {picture} cannot be written: {error.strerror}; choose another file") from None
     Console(highlight=False).print(table)
-    if dataset.note:
-        print(dataset.note)
+    print(dataset.description)
     print(f"picture in {picture}")
     return 0
 

@@ -15,8 +15,9 @@ from fedsieve.data import rcv1 as reuters
 from fedsieve.data.federated_dataset import FederatedDataset, Matrix, PartitionSpec, partition_dataset
 
 Examples = tuple[Matrix, np.ndarray]
-TrainAndTest = tuple[Examples, Examples, str | None]
-SYNTHETIC_NOTE = "synthetic examples, not the real data"
+TrainAndTest = tuple[Examples, Examples, str]
+"""Training examples, test examples, and their source."""
+SYNTHETIC_SOURCE = "synthetic examples, not the real data"
 
 
 class Source(StrEnum):
@@ -24,7 +25,7 @@ class Source(StrEnum):
 
     FILES = "files"
     SYNTHETIC = "synthetic"
-    """generated examples of the same shape, to try things out; the result has a note"""
+    """generated examples of the same shape, to try things out; the result says so"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +50,14 @@ class BuiltinFiles:
 def load_builtin_dataset(task: str, data: BuiltinFiles, spec: PartitionSpec, seed: int, num_server_examples: int = 0) -> FederatedDataset:
     """Load a data set and distribute it over clients. The seed decides only which client holds which example."""
     loader = SYNTHETIC_LOADERS[task] if data.source is Source.SYNTHETIC else LOADERS[task]
-    (x, y), (test_x, test_y), note = loader(data.path)
+    (x, y), (test_x, test_y), source = loader(data.path)
     if data.num_examples is not None:
         num_rows: int = x.shape[0]  # pyright: ignore[reportOptionalSubscript]  # SciPy has no stubs
         subset = np.sort(generator(seed, "subset").permutation(num_rows)[: data.num_examples])
-        x, y = x[subset], y[subset]
+        x, y, source = x[subset], y[subset], f"{source}, a random subset of the training examples"
     labels = y if y.ndim == 1 else None
     x, y, counts, server_x, server_y = partition_dataset(x, y, labels, spec, generator(seed, "partition"), num_server_examples)
-    return FederatedDataset(x, y, counts, test_x, test_y, server_x, server_y, note=note)
+    return FederatedDataset(x, y, counts, test_x, test_y, server_x, server_y, source)
 
 
 def flatten_images(pair: tuple[np.ndarray, np.ndarray]) -> Examples:
@@ -73,22 +74,22 @@ def add_channel(pair: tuple[np.ndarray, np.ndarray]) -> Examples:
 @lru_cache(maxsize=1)
 def load_mnist(folder: Path | None) -> TrainAndTest:
     """MNIST as vectors."""
-    train, test, note = mnist.read_mnist(folder)
-    return flatten_images(train), flatten_images(test), note
+    train, test, source = mnist.read_mnist(folder)
+    return flatten_images(train), flatten_images(test), source
 
 
 @lru_cache(maxsize=1)
 def load_mnist_images(folder: Path | None) -> TrainAndTest:
     """MNIST as images, for convolutional networks."""
-    train, test, note = mnist.read_mnist(folder)
-    return add_channel(train), add_channel(test), note
+    train, test, source = mnist.read_mnist(folder)
+    return add_channel(train), add_channel(test), source
 
 
 @lru_cache(maxsize=1)
 def load_emnist(folder: Path | None) -> TrainAndTest:
     """EMNIST as vectors."""
-    train, test, note = mnist.read_emnist(folder)
-    return flatten_images(train), flatten_images(test), note
+    train, test, source = mnist.read_emnist(folder)
+    return flatten_images(train), flatten_images(test), source
 
 
 @lru_cache(maxsize=1)
@@ -105,7 +106,7 @@ def load_digits(_: Path | None) -> TrainAndTest:
     x, y = sklearn_digits(return_X_y=True)
     order = generator(0, "digits").permutation(len(x))
     x, y = (x[order] / 16).astype(np.float32), y[order].astype(np.int64)
-    return (x[360:], y[360:]), (x[:360], y[:360]), None
+    return (x[360:], y[360:]), (x[:360], y[:360]), "the digits of scikit-learn, a fixed fifth for testing"
 
 
 def synthetic_images(num_features: int, num_classes: int, shape: tuple[int, ...]) -> Callable[[Path | None], TrainAndTest]:
@@ -117,7 +118,7 @@ def synthetic_images(num_features: int, num_classes: int, shape: tuple[int, ...]
         y = rng.integers(0, num_classes, 6000)
         x = np.clip(prototypes[y] * rng.random((6000, num_features)) + 0.3 * rng.random((6000, num_features)) ** 3, 0, 1).astype(np.float32)
         x = x.reshape(6000, *shape)
-        return (x[:5000], y[:5000]), (x[5000:], y[5000:]), SYNTHETIC_NOTE
+        return (x[:5000], y[:5000]), (x[5000:], y[5000:]), SYNTHETIC_SOURCE
 
     return load
 
@@ -139,7 +140,7 @@ def synthetic_topics(_: Path | None) -> TrainAndTest:
     ends = np.arange(num_examples + 1) * words_per_example
     x = csr_matrix((values, columns.reshape(-1), ends), (num_examples, reuters.NUM_FEATURES))
     x.sum_duplicates()
-    return (x[:1200], y[:1200]), (x[1200:], y[1200:]), SYNTHETIC_NOTE
+    return (x[:1200], y[:1200]), (x[1200:], y[1200:]), SYNTHETIC_SOURCE
 
 
 LOADERS: dict[str, Callable[[Path | None], TrainAndTest]] = {

@@ -36,10 +36,18 @@ class FederatedDataset(NamedTuple):
     test_y: np.ndarray
     server_x: Matrix
     server_y: np.ndarray
+    source: str
+    """where the examples come from, and how training and test examples were separated"""
     truth: np.ndarray | None = None
     """(outputs, features)"""
     note: str | None = None
-    """what a reader of the result needs to know about the data"""
+    """a warning about the data"""
+
+    @property
+    def description(self) -> str:
+        """One sentence with source and numbers of examples, for results, tables and figures."""
+        at_server = f", {len(self.server_y):,} at the server" if len(self.server_y) else ""
+        return f"{self.source}: {len(self.y):,} training and {len(self.test_y):,} test examples{at_server}"
 
 
 def partition_indices(x: Matrix, labels: np.ndarray | None, spec: PartitionSpec, rng: np.random.Generator) -> ClientIndices:

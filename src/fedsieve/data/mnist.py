@@ -49,26 +49,24 @@ def read_pair(images: Path, labels: Path, num_classes: int) -> tuple[UInt8[np.nd
     return x, y
 
 
-def read_mnist(folder: Path | None) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray], str | None]:
-    """The 60,000 training and 10,000 test digits."""
+def read_mnist(folder: Path | None) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray], str]:
+    """The 60,000 training and 10,000 test digits, and their source."""
     files = [find_file(folder, data_file) for data_file in MNIST_FILES]
-    return read_pair(files[0], files[1], 10), read_pair(files[2], files[3], 10), None
+    return read_pair(files[0], files[1], 10), read_pair(files[2], files[3], 10), "MNIST, its training and test files"
 
 
-def read_emnist(folder: Path | None) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray], str | None]:
-    """Characters of 62 classes. If only the test files are present they are split in two, and a note is returned."""
+def read_emnist(folder: Path | None) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray], str]:
+    """Characters of 62 classes, and their source. If only the test files are present they are split in two."""
     test = read_pair(find_file(folder, EMNIST_FILES[2]), find_file(folder, EMNIST_FILES[3]), 62)
     test = (np.ascontiguousarray(test[0].transpose(0, 2, 1)), test[1])  # the files store images transposed
     try:
         images, labels = find_file(folder, EMNIST_FILES[0]), find_file(folder, EMNIST_FILES[1])
     except DataError:
         cut = min(MAX_EMNIST_TRAIN_EXAMPLES, len(test[1]) * 6 // 7)
-        note = (
-            f"only EMNIST's test files are present: the first {cut} examples are for training, the other {len(test[1]) - cut} for testing"
-        )
-        return (test[0][:cut], test[1][:cut]), (test[0][cut:], test[1][cut:]), note
+        source = "EMNIST by class, only the official test file, its first examples for training"
+        return (test[0][:cut], test[1][:cut]), (test[0][cut:], test[1][cut:]), source
     x, y = read_pair(images, labels, 62)
-    return (np.ascontiguousarray(x.transpose(0, 2, 1)), y), test, None
+    return (np.ascontiguousarray(x.transpose(0, 2, 1)), y), test, "EMNIST by class, its training and test files"
 
 
 _MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"

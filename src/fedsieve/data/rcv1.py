@@ -12,7 +12,8 @@ from fedsieve.data.downloads import DataError, DataFile, find_file
 NUM_FEATURES, NUM_TOPICS, NUM_LABELS = 47_236, 103, 34
 NUM_SKLEARN_TRAIN_EXAMPLES = 23_149
 """The first examples of scikit-learn's copy are the training set."""
-SUBSETS_NOTE = "a sample of RCV1: the distinct documents of LIBSVM's five topic subsets"
+SOURCE = "RCV1, its training and test documents"
+SAMPLE_SOURCE = "a sample of RCV1, the distinct documents of LIBSVM's five topic subsets"
 Examples = tuple[csr_matrix, np.ndarray]
 
 _URL = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multilabel/"
@@ -29,27 +30,27 @@ TRAIN_TEST_FILES = tuple(
 )
 
 
-def read_rcv1(folder: Path | None) -> tuple[Examples, Examples, str | None]:
+def read_rcv1(folder: Path | None) -> tuple[Examples, Examples, str]:
     """Training and test examples with a 0/1 target for each of the 34 topics that are most frequent in the training set."""
-    (train_x, train_y), (test_x, test_y), note = read_all_topics(folder)
+    (train_x, train_y), (test_x, test_y), source = read_all_topics(folder)
     frequent = np.sort(np.argsort(-train_y.sum(0), kind="stable")[:NUM_LABELS])
-    return (train_x, train_y[:, frequent]), (test_x, test_y[:, frequent]), note
+    return (train_x, train_y[:, frequent]), (test_x, test_y[:, frequent]), source
 
 
-def read_all_topics(folder: Path | None) -> tuple[Examples, Examples, str | None]:
+def read_all_topics(folder: Path | None) -> tuple[Examples, Examples, str]:
     """Examples with all topics: of the whole collection, of its subsets, or of scikit-learn's cache, the first that is present."""
     whole, subsets = TRAIN_TEST_FILES
     try:
-        train, test, note = *(find_file(folder, data_file) for data_file in whole), None
+        train, test, source = *(find_file(folder, data_file) for data_file in whole), SOURCE
     except DataError:
         try:
-            train, test, note = *(find_file(folder, data_file) for data_file in subsets), SUBSETS_NOTE
+            train, test, source = *(find_file(folder, data_file) for data_file in subsets), SAMPLE_SOURCE
         except DataError:
             cached = read_sklearn_cache(folder)
             if cached is None:
                 raise
-            return *cached, None
-    return read_topics(train), read_topics(test), note
+            return *cached, SOURCE
+    return read_topics(train), read_topics(test), source
 
 
 def read_topics(path: Path) -> Examples:

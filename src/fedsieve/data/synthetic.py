@@ -87,7 +87,7 @@ def generate(task: str, data: Synthetic, spec: PartitionSpec, seed: int, num_ser
     server = unshifted_examples(data, truth, sigma, num_server_examples, seed, "server")
     clients = generator(seed, "server clients").choice(len(counts), num_server_examples, p=counts / counts.sum())
     server_x, server_y = shift_examples(task, data.shift, truth, *server, shifts[clients])
-    return FederatedDataset(x, y, counts, test_x, test_y, server_x, server_y, truth)
+    return FederatedDataset(x, y, counts, test_x, test_y, server_x, server_y, "generated", truth)
 
 
 def true_coefficients(num_outputs: int, data: Synthetic, rng: np.random.Generator) -> Float[np.ndarray, "c f"]:

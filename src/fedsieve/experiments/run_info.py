@@ -24,6 +24,7 @@ def describe_run(run: ResolvedRun, simulation: Simulation) -> dict[str, Any]:
     truth = simulation.truth
     return {
         "metric": run.metric,
+        "data": simulation.dataset.description,
         "oracle_value": simulation.oracle_value,
         "milestones": run.algorithm.milestones,
         "message_density": [run.algorithm.message_density(Clock(number, run.rounds)) for number in range(run.rounds)],

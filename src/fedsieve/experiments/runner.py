@@ -142,6 +142,7 @@ def summarize(run: ResolvedRun, simulation: Simulation, rows: list[dict[str, Any
         "delta": run.privacy.delta,
         "bytes_counted": run.byte_counting.value,
         "oracle_value": simulation.oracle_value,
+        "data": simulation.dataset.description,
         "note": simulation.dataset.note,
         "bytes_dense": len(rows) * dense_bytes_per_round(run, simulation),
     }

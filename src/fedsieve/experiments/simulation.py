@@ -245,7 +245,8 @@ def validation_split(dataset: FederatedDataset) -> FederatedDataset:
         "y": dataset.y[~held],
         "counts": dataset.counts - dataset.counts // 10,
     }
-    return dataset._replace(**rest, test_x=dataset.x[held], test_y=dataset.y[held])
+    source = f"{dataset.source}, a tenth of each client's training examples as test set"
+    return dataset._replace(**rest, source=source, test_x=dataset.x[held], test_y=dataset.y[held])
 
 
 def center_per_client(

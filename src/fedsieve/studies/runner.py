@@ -171,7 +171,8 @@ _cached_simulation: dict[str, Simulation] = {}
 def run_job(job: Job) -> Row:
     """Execute a run and return its row, also if the run diverges or fails."""
     row: Row = {"key": job.key, "label": job.label, "seed": job.settings["seed"], "version": __version__, "curves": {}, "trace": None}
-    row |= {"state": results.DONE, "reason": None, "values": {}, "bytes": {}, "metric": None, "rounds": 0, "seconds": None, "note": None}
+    row |= {"state": results.DONE, "reason": None, "values": {}, "bytes": {}, "metric": None, "rounds": 0, "seconds": None}
+    row |= {"note": None, "data": None}
     try:
         _execute(job, row)
     except DivergedError as error:
@@ -190,6 +191,7 @@ def _execute(job: Job, row: Row) -> None:
         _cached_simulation.clear()
         _cached_simulation[job.data_key] = Simulation(run)
     simulation = _cached_simulation[job.data_key].with_config(run)
+    row["data"] = simulation.dataset.description
     trace = GateTrace(run.algorithm) if job.trace else None
     metrics, server = [], None
     try:

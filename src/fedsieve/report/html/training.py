@@ -38,8 +38,8 @@ def headline_section(run: RunRecord) -> Html:
     if run.rows:
         cards.append(("time", f"{format_seconds(run.last('seconds') or 0)} s", ""))
     entries = (element("div", element("dt", name), element("dd", element("b", text), element("small", more))) for name, text, more in cards)
-    note = element("p", result["note"], class_="note") if result.get("note") else ""
-    return section("Summary", element("dl", *entries, class_="cards"), note, level=3)
+    notes = [element("p", result[name], class_="note") for name in ("data", "note") if result.get(name)]
+    return section("Summary", element("dl", *entries, class_="cards"), *notes, level=3)
 
 
 def best_possible(run: RunRecord) -> float | None:
