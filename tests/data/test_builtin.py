@@ -5,6 +5,7 @@ import hashlib
 import http.server
 import threading
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +18,9 @@ from fedsieve.data.builtin import BuiltinFiles, Source
 from fedsieve.data.downloads import DataError, DataFile
 from fedsieve.data.federated_dataset import PartitionSpec
 from fedsieve.data.partition import Partition
-from fedsieve.experiments.simulation import validation_split
+from fedsieve.experiments.config import RunConfig
+from fedsieve.experiments.resolve import resolve
+from fedsieve.experiments.simulation import Simulation, validation_split
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (30, 28, 28), dtype=np.uint8)
@@ -235,3 +238,12 @@ def test_a_path_wins_over_the_environment(tmp_path, monkeypatch):
 def test_labels_are_counted_for_each_client():
     counts = data.label_counts(np.array([0, 1, 1, 2]), np.array([3, 0, 1]))
     assert counts.tolist() == [[1, 2, 0], [0, 0, 0], [0, 0, 1]]
+
+
+@pytest.mark.parametrize("task", ["lr", "digits", "mnist", "emnist", "rcv1"])
+def test_the_documentation_describes_the_data_as_runs_do(task):
+    try:
+        description = Simulation(resolve(RunConfig(task=task))).dataset.description
+    except DataError:
+        pytest.skip("the files are not here")
+    assert f"| {description} |" in (Path(__file__).parents[2] / "docs" / "results.md").read_text()

@@ -7,6 +7,7 @@ import pytest
 from fedsieve.cli.main import main
 from fedsieve.report.figures import ablation as report
 from fedsieve.report.figures.ablation import table_entries
+from fedsieve.report.figures.style import FigureWriter
 from fedsieve.report.tables import study_table
 from fedsieve.studies.ablation import VARIANTS, ablation_study
 from fedsieve.studies.results import DEFAULT_VARIANT
@@ -50,7 +51,8 @@ def test_a_variant_is_compared_on_the_seeds_that_both_finished():
 def test_without_a_true_support_the_table_has_no_tdr_and_failures_are_drawn(tmp_path):
     rows = [row(DEFAULT_VARIANT, 0, 0.9), row("no polishing", 0, 1.2), row("eight bits", 0, 0.5), row("support frozen", 0, None, "failed")]
     rows[0]["state"], rows[0]["metric"] = "failed", None  # a run that broke off before it was set up
-    assert report.draw([*rows, row(DEFAULT_VARIANT, 1, 0.9), row("no polishing", 1, 1.2)], tmp_path)[0].exists()
+    report.draw([*rows, row(DEFAULT_VARIANT, 1, 0.9), row("no polishing", 1, 1.2)], FigureWriter(folder=tmp_path))
+    assert (tmp_path / "ablation.png").exists()
     assert "none finished" not in study_table("ablation", "about", "short", rows[1:3]).to_markdown()
 
 

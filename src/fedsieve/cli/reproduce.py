@@ -7,9 +7,9 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from fedsieve import __version__
 from fedsieve.cli.options import Switch
-from fedsieve.report import claims, tables
-from fedsieve.report.claims import NOT_EVALUATED, Verdict
+from fedsieve.report import claims, tables, verdicts
 from fedsieve.storage.run_directory import REPORT, RunDirectoryError, atomic_write
 from fedsieve.studies import results
 from fedsieve.studies.catalog import PAPER_STUDIES, STUDIES
@@ -61,8 +61,7 @@ def reproduce(
         page.write_report([folder], folder / REPORT)
     if study == "all":
         page.write_report([parent], parent / REPORT)
-        verdicts = claims.evaluate_claims({name: results.read_rows(folder) for name, folder in folders.items()})
-        write_verdicts(parent, verdicts, scale, console)
+        write_verdicts(parent, {name: results.read_rows(folder) for name, folder in folders.items()}, scale, console)
     return 1 if num_failed else 0
 
 
@@ -92,27 +91,31 @@ def write_report(folder: Path, console: Console) -> None:
     try:
         atomic_write(folder / TABLE_FILE, table.to_markdown().encode())
         atomic_write(folder / TABLE_CSV_FILE, table.to_csv().encode())
-        figures = paper.draw(plan["name"], rows, folder, table)
+        figures = paper.draw(plan["name"], plan["scale"], rows, folder, table)
     except OSError as error:
         raise RunDirectoryError(f"cannot write the report into {folder}: {error.strerror}; choose another folder with --out") from None
     console.print(table.to_rich(console.width))
     console.print(f"table in {folder / TABLE_FILE}" + "".join(f", figure in {path}" for path in figures), soft_wrap=True)
-    write_verdicts(folder, claims.evaluate_claims({plan["name"]: rows}), plan["scale"], console)
+    write_verdicts(folder, {plan["name"]: rows}, plan["scale"], console)
 
 
-def write_verdicts(folder: Path, verdicts: list[Verdict], scale: str, console: Console) -> None:
+def write_verdicts(folder: Path, studies: dict[str, list[results.Row]], scale: str, console: Console) -> None:
     """Write and print the verdicts on the claims that the stored rows can evaluate."""
-    evaluated = [verdict for verdict in verdicts if verdict.verdict != NOT_EVALUATED]
+    evaluated = [verdict for verdict in claims.evaluate_claims(studies) if verdict.verdict != verdicts.NOT_EVALUATED]
     if not evaluated:
         return
+    rows = [row for study in studies.values() for row in study]
+    about = {"scale": scale, "version": __version__, "seeds": results.distinct_seeds(rows), "data": results.describe_data(rows)}
+    document = verdicts.to_document(evaluated, **about)
     is_smoke_test = scale == ScaleName.SMOKE
     title = "# The paper's claims, from the rows stored here" + (", which mean nothing at scale smoke" if is_smoke_test else "")
-    atomic_write(folder / VERDICTS_FILE, "\n".join([title, "", *(verdict.to_markdown() for verdict in evaluated)]).encode())
-    plain = [{**verdict._asdict(), "checks": [check._asdict() for check in verdict.checks]} for verdict in evaluated]
-    atomic_write(folder / results.CLAIMS_FILE, json.dumps(plain, indent=1).encode())
+    page = [title, "", verdicts.verdict_table(document), "", verdicts.verdict_details(document)]
+    atomic_write(folder / VERDICTS_FILE, "\n".join(page).encode())
+    atomic_write(folder / results.CLAIMS_FILE, json.dumps(document, indent=1).encode())
     prefix = "scale smoke, " if is_smoke_test else ""
     for verdict in evaluated:
-        console.print(f"{prefix}claim {verdict.number}, {verdict.claim}: {verdict.verdict}", soft_wrap=True, markup=False)
+        text = f"{prefix}claim {verdict.number}, recipe {verdict.recipe}, {verdict.claim}: {verdict.verdict}"
+        console.print(text, soft_wrap=True, markup=False)
 
 
 def print_studies() -> None:

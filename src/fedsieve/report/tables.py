@@ -14,7 +14,7 @@ from fedsieve.report.figures.ablation import DIFFERENCE_TO_DEFAULT
 from fedsieve.report.figures.equal_bytes import DIFFERENCE_TO_SIEVE
 from fedsieve.report.published import PublishedCell
 from fedsieve.studies import results
-from fedsieve.studies.results import PUBLISHED, REFERENCE_ALGORITHM, TUNED, Row
+from fedsieve.studies.results import PUBLISHED, RECOMMENDED, REFERENCE_ALGORITHM, TUNED, Row
 from fedsieve.studies.scale import ScaleName
 
 METRIC_BY_TASK = {"quality": {"lr": "r2"}, "loss": {"lr": "mse"}, "tdr": {"mc": "tdr_features"}}
@@ -24,6 +24,7 @@ OPTIONAL_COLUMNS = (
     "bytes formula",
     "bytes payload",
     "line",
+    "before projection",
     "test density",
     "expected density",
     "tdr features",
@@ -154,6 +155,7 @@ def table_notes(rows: Iterable[Row], scale: str) -> list[str]:
     rows = list(rows)
     seeds = f"mean ± sd over seeds {', '.join(map(str, results.distinct_seeds(rows)))}"
     notes = [seeds + ("; scale smoke: no number means anything" if scale == ScaleName.SMOKE else "")]
+    notes += [f"data: {data}"] if (data := results.describe_data(rows)) else []
     notes += sorted({row["note"] for row in rows if row["note"]})
     unfinished: dict[tuple[str, str], list[Row]] = {}
     for row in results.diverged_or_failed_rows(rows):
@@ -170,6 +172,7 @@ def condition_metrics(group: list[Row]) -> dict[str, Any]:
     label = group[0]["label"]
     entry: dict[str, Any] = {"metric": next((row["metric"] for row in finished), None)}
     entry["value"] = results.mean_and_sd_over_seeds(group, "value")
+    entry["before projection"] = value_before_projection(group)
     for name in ("tdr", "tdr_features", "expected_density", "test_density"):
         value = results.mean_and_sd_over_seeds(group, name)
         is_shown = value["mean"] is not None and (name != "tdr_features" or label["task"] == "mc")
@@ -178,7 +181,7 @@ def condition_metrics(group: list[Row]) -> dict[str, Any]:
         entry["within"] = f"{sum(meets_target(row) for row in finished)}/{len(group)}"
     for count, title in (("", "bytes"), ("_payload", "bytes payload"), ("_paper_formula", "bytes formula")):
         entry[title] = results.bytes_over_seeds(finished, count)
-    entry["finished"] = f"{len(finished)}/{len(group)}"
+    entry["finished"] = count_finished(group)
     return entry
 
 
@@ -195,25 +198,45 @@ def paper_table(name: str, description: str, rows: list[Row], notes: list[str]) 
         label = {"task": cell.task, "truth": cell.true_density, "skew": cell.skew}
         label |= {"algorithm": cell.algorithm, "target": cell.target_density}
         measure = metric_name(cell.task, cell.measure)
-        for setting in (TUNED,) if cell.algorithm == "flops" else (PUBLISHED, TUNED):
-            measured = results.mean_and_sd_over_seeds(results.filter_rows(rows, **label, setting=setting), measure)
+        for setting in (PUBLISHED, RECOMMENDED if cell.algorithm == "flops" else TUNED):
+            group = results.filter_rows(rows, **label, setting=setting)
+            measured = results.mean_and_sd_over_seeds(group, measure)
             entry = {"setting": setting, "measure": measure, "paper": cell.value, "line": f"L{cell.source_line}", "measured": measured}
-            entries.append(label | entry | compare_cell(cell, measured))
+            if cell.measure == "quality":
+                entry["before projection"] = value_before_projection(group)
+            entries.append(label | entry | {"finished": count_finished(group)} | compare_cell(cell, measured))
     for group in results.group_by_label(results.filter_rows(rows, algorithm=REFERENCE_ALGORITHM)):
         label = group[0]["label"]
         for measure in (metric_name(label["task"], kind) for kind in ("quality", "loss", "tdr")):
             measured = results.mean_and_sd_over_seeds(group, measure)
             entries.append({**label, "measure": measure, "measured": measured, "verdict": "not in the paper"})
-    columns = ["task", "truth", "skew", "algorithm", "target", "setting", "measure", "paper", "line", "measured", "difference", "verdict"]
-    misses = sum(entry["verdict"].startswith(MISS) for entry in entries)
-    reached = sum(entry["verdict"] == REACHED for entry in entries)
+    columns = ["task", "truth", "skew", "algorithm", "target", "setting", "measure", "paper", "line", "measured", "before projection"]
+    columns += ["difference", "finished", "verdict"]
     notes = [
         *notes,
         f"FLoPS: {REACHED} = at least as good as the paper's number, within one sd and the paper's rounding of .005; {MISS} = not",
         "FedIter-HT: better or worse than in the paper, or similar (within .05)",
-        f"FLoPS: {reached} of {reached + misses} cells reached",
+        *(f"FLoPS {setting}: {count_reached(entries, setting)} cells reached" for setting in (PUBLISHED, RECOMMENDED)),
+        "before projection: the model with all of its open test-time gates, before the m largest weights are selected",
     ]
     return StudyTable(description, notes, columns, entries)
+
+
+def count_reached(entries: Iterable[Mapping[str, Any]], setting: str) -> str:
+    """Return how many of the evaluated cells of FLoPS reach the paper's number."""
+    verdicts = [entry["verdict"] for entry in entries if entry["algorithm"] == "flops" and entry["setting"] == setting]
+    return f"{verdicts.count(REACHED)} of {sum(verdict == REACHED or verdict.startswith(MISS) for verdict in verdicts)}"
+
+
+def value_before_projection(group: list[Row]) -> dict[str, float | None] | None:
+    """Return the metric before the final projection; None if the projection removed nothing or no run finished."""
+    value = results.mean_and_sd_over_seeds(group, "dense_value")
+    return None if value["mean"] is None else value
+
+
+def count_finished(group: list[Row]) -> str:
+    """Return finished runs of all runs, as text."""
+    return f"{len(results.done_rows(group))}/{len(group)}"
 
 
 def compare_cell(cell: PublishedCell, measured: Mapping[str, float | None]) -> dict[str, Any]:

@@ -10,13 +10,14 @@ PAPER_STUDIES = {
     "real-data": "figure (L373-396): RCV1, MNIST (softmax, LeNet), EMNIST",
     "test-time-gates": "appendix (L520-536): test-time gates over epochs and their soft IoU",
     "regimes": "appendix (L540-600): TDR in the other three regimes of noise and correlation",
+    "heterogeneity": "claim (L128): density and loss against the dense model under heterogeneity, FLoPS and FLoPS-PA",
     "communication": "bytes (L303) of each algorithm: the paper's formula, payload and wire; quality against bytes",
     "starts": "claim (L140, L607): dense and sparse starts, scaling rate and prune start, FLoPS and FLoPS-PA",
+    "constraint": "claim (L299): density and multiplier without log-alpha scaling: does the L0 constraint hold by itself?",
 }
 PACKAGE_STUDIES = {
     "equal-bytes": "sieve with its defaults against algorithms tuned on other seeds, all at the bytes that sieve sends",
     "ablation": "sieve with one part changed at a time: the effect of gates, error feedback, signs and polishing",
     "robustness": "quality and TDR with 0 to 30 % malicious clients, under the weighted mean and the robust aggregators",
-    "constraint": "density and multiplier per round without log-alpha scaling: does the L0 constraint hold by itself?",
 }
 STUDIES = PAPER_STUDIES | PACKAGE_STUDIES

@@ -1,20 +1,31 @@
 """The constraint study: does the density reach its target without log-alpha scaling, from a dense and from a sparse start?"""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedsieve.algorithms.flops_pa import DualLocation, GateNoise
 from fedsieve.core.constraint import ConstraintScale, DualUpdate
-from fedsieve.core.schedules import DensitySchedule
+from fedsieve.core.schedules import DensitySchedule, LogAlphaScaling
 from fedsieve.studies import paper
-from fedsieve.studies.results import BISECTION, PAPER_DUAL, REFERENCE_ALGORITHM
+from fedsieve.studies.results import (
+    BISECTION,
+    PAPER_DUAL,
+    PAPER_RECIPE,
+    PUBLISHED,
+    RECOMMENDED,
+    RECOMMENDED_DUAL,
+    REFERENCE_ALGORITHM,
+)
 from fedsieve.studies.runner import Condition, Study
 from fedsieve.studies.scale import Scale, ScaleName
 
 DENSITIES = (0.5, 0.2, 0.05, 0.01, 0.005)
+SHORT_DENSITIES: Mapping[str, Sequence[float]] = {"lr": (0.5, 0.05, 0.01), "lg": (0.5, 0.05, 0.01), "mc": (0.05,)}
+"""Densities below scale paper, fewer on the slow task."""
 LARGE_TASK = "rcv1"
-"""A task with megabytes per dense message: below scale paper without the mirror ascent of FLoPS."""
+"""A task with too many weights for a multiplier of each client."""
 REAL_TASKS = ("mnist", LARGE_TASK)
-"""Real data: below scale paper only sieve and the mirror ascent of FLoPS."""
+"""Real data, at scale paper."""
 INITIAL_GATE_PROBABILITIES = {"dense": 0.95, "sparse": 0.2}
 """rho_init: almost all gates open, and just above the value at which every test-time gate is 0 (P(z != 0) is .99 and .55)."""
 ANNEALED = {"density_schedule": DensitySchedule.CUBIC, "initial_density": 0.98, "anneal_end": 0.8}
@@ -37,38 +48,44 @@ LOCATION_VARIANTS: dict[str, dict[str, Any]] = {
 
 def constraint_study(scale: Scale) -> Study:
     """Return the study of the constraint."""
+    densities: dict[str, Sequence[float]] = dict(SHORT_DENSITIES)
+    if scale.name is ScaleName.PAPER:
+        densities = {task: DENSITIES for task in (*paper.SYNTHETIC_TASKS, *REAL_TASKS)}  # noqa: C420 # the keys are any strings
     conditions = []
-    for task in (*paper.SYNTHETIC_TASKS, *(() if scale.is_smoke_test else REAL_TASKS)):
-        for density in DENSITIES:
-            if density * scale.num_features >= 1:
-                for start, probability in INITIAL_GATE_PROBABILITIES.items():
-                    for algorithm, variant, options in _variants(scale, task):
-                        label = {"task": task, "algorithm": algorithm, "variant": variant, "target": density, "start": start}
-                        conditions.append(_condition(scale, label, {"initial_gate_probability": probability, **options}))
+    for task, density, start in ((*case, start) for case in task_densities(densities, scale) for start in INITIAL_GATE_PROBABILITIES):
+        for algorithm, variant, options in _variants(task):
+            label = {"task": task, "algorithm": algorithm, "variant": variant, "target": density, "start": start}
+            probability = {"initial_gate_probability": INITIAL_GATE_PROBABILITIES[start]}
+            conditions.append(_condition(scale, label, probability | options))
     return paper.build_study("constraint", scale, conditions)
 
 
-def _variants(scale: Scale, task: str) -> list[tuple[str, str, dict[str, Any]]]:
-    """Return algorithm, name and options of the variants on a task."""
-    is_full = scale.name is ScaleName.PAPER
-    variants: list[tuple[str, str, dict[str, Any]]] = []
-    if task != LARGE_TASK or is_full:
-        variants.append(("flops", *MIRROR_VARIANT))
-    if task not in REAL_TASKS or is_full:
-        paper_dual = ASCENT | {"constraint_scale": ConstraintScale.MEAN}
-        variants += [("flops", PAPER_DUAL, paper_dual), ("flops", "gradient ascent, sum scale", ASCENT)]
-        variants += [("flops-pa", name, options) for name, options in LOCATION_VARIANTS.items()] if task != LARGE_TASK else []
-        for algorithm, annealed in ANNEALED_VARIANTS.items():
-            variants += [(algorithm, BISECTION, BISECTION_OPTIONS), (algorithm, *annealed)]
-    without_scaling = [(algorithm, name, {"log_alpha_scaling_rate": 0.0, **options}) for algorithm, name, options in variants]
+def task_densities(densities: Mapping[str, Sequence[float]], scale: Scale) -> list[tuple[str, float]]:
+    """Return every task with each of its densities that keeps at least one weight."""
+    return [(task, density) for task, values in densities.items() for density in values if density * scale.num_features >= 1]
+
+
+def _variants(task: str) -> list[tuple[str, str, dict[str, Any]]]:
+    """Return algorithm, name and options of the variants on a task. Those judged by a claim come as published and as recommended."""
+    variants = [
+        *([("flops", PAPER_RECIPE, {})] if task in paper.SYNTHETIC_TASKS else []),
+        ("flops", PAPER_DUAL, ASCENT | {"constraint_scale": ConstraintScale.MEAN}),
+        ("flops", RECOMMENDED_DUAL, {}),
+        ("flops", *MIRROR_VARIANT),
+        *(("flops-pa", name, options) for name, options in LOCATION_VARIANTS.items() if task != LARGE_TASK),
+        *((algorithm, *annealed) for algorithm, annealed in ANNEALED_VARIANTS.items()),
+    ]
+    without_scaling = [(algorithm, name, {"log_alpha_scaling": LogAlphaScaling.OFF, **options}) for algorithm, name, options in variants]
     return [(REFERENCE_ALGORITHM, f"{BISECTION}, schedule of sieve", {}), *without_scaling]
 
 
 def _condition(scale: Scale, label: dict[str, Any], options: dict[str, Any]) -> Condition:
     task, algorithm, density = label["task"], label["algorithm"], label["target"]
     if task in paper.SYNTHETIC_TASKS:
+        setting = PUBLISHED if label["variant"] == PAPER_RECIPE else RECOMMENDED
         settings = options | paper.default_settings(scale, algorithm)
-        run = paper.synthetic_run_factory(scale, task, algorithm, target_density=density, **settings)
+        run = paper.synthetic_run_factory(scale, task, algorithm, target_density=density, setting=setting, **settings)
     else:
         run = paper.real_run_factory(scale, task, algorithm, density, **options)
-    return Condition(label=label, config_for_seed=run, seeds=scale.sweep_seeds[:2])
+    is_judged = label["variant"] in (PAPER_RECIPE, RECOMMENDED_DUAL) and label["start"] == "dense"
+    return Condition(label=label, config_for_seed=run, seeds=scale.seeds if is_judged else scale.sweep_seeds[:2])

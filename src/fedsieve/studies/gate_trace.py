@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from fedsieve.algorithms.base import BaseAlgorithm
-from fedsieve.algorithms.gated import HasGateDistribution, HasGates
+from fedsieve.algorithms.gated import GatedAlgorithm, HasGateDistribution, HasGates
 from fedsieve.core import gates
+from fedsieve.core.gates import GateAtTest
 
 MAX_MAP_ROUNDS = 50
 """Maximum number of rounds of a heatmap."""
@@ -30,7 +31,8 @@ class GateTrace:
         self.masks.append((theta[:size] != 0).numpy(force=True))
         if isinstance(server, HasGates):
             assert isinstance(self.algorithm, HasGateDistribution)
-            test_gates = gates.compute_test_gates(self.algorithm.shape, server.log_alpha[:size])
+            test_gate = self.algorithm.test_gate if isinstance(self.algorithm, GatedAlgorithm) else GateAtTest.MEDIAN
+            test_gates = gates.compute_test_gates(self.algorithm.shape, server.log_alpha[:size], test_gate)
             self.gates.append(test_gates.to(torch.float16).numpy(force=True))
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The tables and figures of the paper, one function per study."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -14,7 +14,17 @@ from fedsieve.data.synthetic import Shift, Synthetic
 from fedsieve.experiments.config import ByteCounting, FederationConfig, RunConfig
 from fedsieve.experiments.tasks import TASKS, default_options
 from fedsieve.studies.catalog import STUDIES
-from fedsieve.studies.results import CENTRAL, IID, NON_IID, PUBLISHED, REFERENCE_ALGORITHM, TUNED
+from fedsieve.studies.results import (
+    CENTRAL,
+    IID,
+    NON_IID,
+    PUBLISHED,
+    RECOMMENDED,
+    REFERENCE_ALGORITHM,
+    SWEPT_STEP_RULES,
+    TUNED,
+    UNCONSTRAINED,
+)
 from fedsieve.studies.runner import Condition, Study
 from fedsieve.studies.scale import Scale, ScaleName
 
@@ -31,8 +41,10 @@ PUBLISHED_LEARNING_RATES = {"lr": 1e-3, "lg": 1e-2, "mc": 3e-2}
 """Constant learning rates with which FedIter-HT reaches about the paper's figures (searched on seed 100, docs/results.md)."""
 PUBLISHED_LEARNING_RATES_DENSE_TRUTH = {**PUBLISHED_LEARNING_RATES, "lr": 1e-4}
 """If 95 % of the weights are true, LR's loss is nineteen times larger, and 3e-4 already diverges under the shift."""
-COMPARED = (("flops", TUNED), ("fed-iter-ht", PUBLISHED), ("fed-iter-ht", TUNED))
-"""FLoPS, and FedIter-HT in both settings."""
+RECIPES = (PUBLISHED, RECOMMENDED)
+"""Settings of FLoPS and FLoPS-PA."""
+COMPARED = (("flops", PUBLISHED), ("flops", RECOMMENDED), ("fed-iter-ht", PUBLISHED), ("fed-iter-ht", TUNED))
+"""FLoPS and FedIter-HT, each in both settings."""
 
 
 def algorithm_options(scale: Scale, task: str, algorithm_name: str, **options: Any) -> dict[str, Any]:
@@ -41,8 +53,13 @@ def algorithm_options(scale: Scale, task: str, algorithm_name: str, **options: A
     return defaults | options | ({} if scale.local_steps is None else batches_per_round(algorithm_class(algorithm_name), scale.local_steps))
 
 
-def published_options(task: str, true_density: float, skew: str) -> dict[str, Any]:
-    """Return the options with which the paper probably ran FedIter-HT: a small constant learning rate and 32-bit messages."""
+def published_options(task: str, algorithm_name: str, true_density: float, skew: str) -> dict[str, Any]:
+    """Return the paper's recipe of FLoPS and FLoPS-PA, or the options with which the paper probably ran FedIter-HT.
+
+    These are a small constant learning rate and 32-bit messages.
+    """
+    if algorithm_name in UNCONSTRAINED:
+        return {"recipe": "paper"}
     rates = PUBLISHED_LEARNING_RATES_DENSE_TRUTH if true_density > 0.5 and skew == NON_IID else PUBLISHED_LEARNING_RATES
     return {
         "step_rule": StepRule.CONSTANT,
@@ -73,7 +90,7 @@ def synthetic_run_factory(
     """Return a function from a seed to a run on a synthetic task."""
     alpha, shift = SKEWS[skew]
     if setting == PUBLISHED:
-        options = select_supported(algorithm_class(algorithm_name), published_options(task, true_density, skew)) | options
+        options = select_supported(algorithm_class(algorithm_name), published_options(task, algorithm_name, true_density, skew)) | options
     if participation is not None:
         participation = max(participation, 2 / scale.clients)
     return partial(
@@ -143,9 +160,9 @@ def default_settings(scale: Scale, algorithm_name: str) -> dict[str, Any]:
 
 
 def table_1_study(scale: Scale) -> Study:
-    """Table 1, with FedIter-HT in both settings and with sieve."""
-    flops, *iter_ht = [(algorithm, setting, SPARSE) for algorithm, setting in COMPARED]
-    models = (flops, ("flops", TUNED, DENSE), *iter_ht, (REFERENCE_ALGORITHM, TUNED, SPARSE))
+    """Table 1, with FLoPS and FedIter-HT in both settings and with sieve."""
+    models = [(algorithm, setting, SPARSE) for algorithm, setting in (*COMPARED, (REFERENCE_ALGORITHM, TUNED))]
+    models += [("flops", setting, DENSE) for setting in RECIPES]
     conditions = []
     for task, (algorithm, setting, target) in product(SYNTHETIC_TASKS, models):
         label = {"task": task, "algorithm": algorithm, "setting": setting, "target": target, "truth": SPARSE, "skew": NON_IID}
@@ -156,7 +173,7 @@ def table_1_study(scale: Scale) -> Study:
 
 
 def table_2_study(scale: Scale) -> Study:
-    """Table 2, with FedIter-HT in both settings."""
+    """Table 2, with FLoPS and FedIter-HT in both settings."""
     conditions = []
     for task, density, skew, (algorithm, setting) in product(SYNTHETIC_TASKS, (DENSE, SPARSE), SKEWS, COMPARED):
         label = {"task": task, "algorithm": algorithm, "setting": setting, "target": density, "truth": density, "skew": skew}
@@ -168,7 +185,7 @@ def table_2_study(scale: Scale) -> Study:
 
 def gates_study(scale: Scale) -> Study:
     """Expected gates per epoch."""
-    return build_study("gates", scale, (_traced_condition(scale, task, "flops", TUNED) for task in SYNTHETIC_TASKS))
+    return build_study("gates", scale, (_traced_condition(scale, *case) for case in product(SYNTHETIC_TASKS, ("flops",), RECIPES)))
 
 
 def iou_study(scale: Scale) -> Study:
@@ -178,7 +195,7 @@ def iou_study(scale: Scale) -> Study:
 
 def test_time_gates_study(scale: Scale) -> Study:
     """Individual test-time gates, and their overlaps."""
-    return build_study("test-time-gates", scale, [_traced_condition(scale, "lr", "flops", TUNED)])
+    return build_study("test-time-gates", scale, [_traced_condition(scale, "lr", "flops", setting) for setting in RECIPES])
 
 
 def _traced_condition(scale: Scale, task: str, algorithm_name: str, setting: str) -> Condition:
@@ -190,36 +207,32 @@ def _traced_condition(scale: Scale, task: str, algorithm_name: str, setting: str
 def learning_rates_study(scale: Scale) -> Study:
     """Sweeps of learning rates on LR.
 
-    FLoPS-PA: the paper's constant rates, the same capped at 1/L, and factors of Polyak's step (the default). sieve: its own units.
+    FLoPS-PA: the paper's recipe with constant rates, and the recommended one with rates capped at 1/L and with factors of Polyak's
+    step (its default). sieve: its own units.
     """
-    constant = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
-    weight_rates = {
-        StepRule.CONSTANT: constant,
-        StepRule.CAPPED: (*constant, 0.3, 1.0),
-        StepRule.POLYAK: (0.03, 0.1, 0.3, 1.0, 1.5, 2.0, 3.0, 4.0),
-    }
-    fixed_weight_rate = {StepRule.CONSTANT: 8e-2, StepRule.CAPPED: 8e-2, StepRule.POLYAK: 1.5}
-    fixed_gate_rate, gate_rates = 8e-4, (1e-5, 1e-4, 8e-4, 1e-2, 1e-1, 1.0)
-    sweeps: list[tuple[str, StepRule, str, float, dict[str, Any]]] = []
-    for rule, rates in weight_rates.items():
-        fixed = {"step_rule": rule, "learning_rate": fixed_weight_rate[rule], "gate_rate": fixed_gate_rate}
-        sweeps += [("flops-pa", rule, "weights", rate, fixed | {"learning_rate": rate}) for rate in rates]
-        sweeps += [("flops-pa", rule, "gates", rate, fixed | {"gate_rate": rate}) for rate in gate_rates]
-    for rate in (0.02, 0.08, 0.25, 0.8, 2.0, 8.0, 25.0):
-        sweeps.append(("sieve", StepRule.POLYAK, "weights", rate, {"learning_rate": rate}))
-    for rate in (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0):
-        sweeps.append(("sieve", StepRule.POLYAK, "gates", rate, {"gate_rate": rate}))
+    constant, gate_rates = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1), (1e-5, 1e-4, 8e-4, 1e-2, 1e-1, 1.0)
+    sweeps: list[tuple[str, StepRule, str, Sequence[float], dict[str, Any]]] = [
+        ("flops-pa", StepRule.CONSTANT, PUBLISHED, constant, {"learning_rate": 8e-2, "gate_rate": 8e-4}),
+        ("flops-pa", StepRule.CAPPED, RECOMMENDED, (*constant, 0.3, 1.0), {"step_rule": StepRule.CAPPED, "learning_rate": 8e-2}),
+        ("flops-pa", StepRule.POLYAK, RECOMMENDED, (0.03, 0.1, 0.3, 1.0, 1.5, 2.0, 3.0, 4.0), {}),
+    ]
+    cases = [(*sweep[:3], "weights", rate, sweep[4] | {"learning_rate": rate}) for sweep in sweeps for rate in sweep[3]]
+    cases += [(*sweep[:3], "gates", rate, sweep[4] | {"gate_rate": rate}) for sweep in sweeps for rate in gate_rates]
+    own = [("weights", {"learning_rate": rate}) for rate in (0.02, 0.08, 0.25, 0.8, 2.0, 8.0, 25.0)]
+    own += [("gates", {"gate_rate": rate}) for rate in (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)]
+    cases += [(REFERENCE_ALGORITHM, StepRule.POLYAK, TUNED, sweep, *options.values(), options) for sweep, options in own]
     conditions = []
-    for algorithm, rule, sweep, rate, options in sweeps:
+    for algorithm, rule, setting, sweep, rate, options in cases:
         label = {"task": "lr", "algorithm": algorithm, "setting": rule.value, "sweep": sweep, "rate": rate}
-        run = synthetic_run_factory(scale, "lr", algorithm, **options, **averaging_settings(scale))
-        conditions.append(Condition(label=label, config_for_seed=run, seeds=scale.seeds))
+        run = synthetic_run_factory(scale, "lr", algorithm, setting=setting, **options, **averaging_settings(scale))
+        is_judged = algorithm == "flops-pa" and rule in SWEPT_STEP_RULES.values()
+        conditions.append(Condition(label=label, config_for_seed=run, seeds=scale.seeds if is_judged else scale.sweep_seeds))
     return build_study("learning-rates", scale, conditions)
 
 
 def convergence_study(scale: Scale) -> Study:
     """Curves on LR and LG, and LR over many random instances, IID and non-IID."""
-    instances = (("flops-pa", TUNED), ("fed-iter-ht", PUBLISHED), ("fed-iter-ht", TUNED))
+    instances = (("flops-pa", PUBLISHED), ("flops-pa", RECOMMENDED), ("fed-iter-ht", PUBLISHED), ("fed-iter-ht", TUNED))
     curves = (*instances, ("fed-avg", TUNED), (REFERENCE_ALGORITHM, TUNED), ("flops-pa", CENTRAL))
     cases = [(task, NON_IID, "curves", line, scale.seeds) for task in ("lr", "lg") for line in curves]
     cases += [("lr", skew, "instances", line, scale.instance_seeds) for skew in SKEWS for line in instances]
@@ -235,7 +248,7 @@ def convergence_study(scale: Scale) -> Study:
 def real_data_study(scale: Scale) -> Study:
     """Real data at 5 % participation: FLoPS-PA, central FLoPS-PA and FedIter-HT as in the paper, and sieve; at scale paper also FedAvg."""
     tasks = (("rcv1", 0.005), ("mnist", 0.05), ("mnist-cnn", 0.05), ("emnist", 0.05), ("emnist", 0.005))
-    lines = [("flops-pa", TUNED), ("flops-pa", CENTRAL), ("fed-iter-ht", TUNED), (REFERENCE_ALGORITHM, TUNED)]
+    lines = [("flops-pa", RECOMMENDED), ("flops-pa", CENTRAL), ("fed-iter-ht", TUNED), (REFERENCE_ALGORITHM, TUNED)]
     if scale.name is ScaleName.PAPER:
         lines.append(("fed-avg", TUNED))
     conditions = []
@@ -258,29 +271,39 @@ def regimes_study(scale: Scale) -> Study:
     return build_study("regimes", scale, conditions)
 
 
+def heterogeneity_study(scale: Scale) -> Study:
+    """FLoPS and FLoPS-PA in both settings beside the dense models of the same messages, on heterogeneous clients."""
+    gated = [(algorithm, setting) for algorithm in UNCONSTRAINED for setting in RECIPES]
+    conditions = []
+    for task, (algorithm, setting) in product(SYNTHETIC_TASKS, (*gated, *((dense, TUNED) for dense in UNCONSTRAINED.values()))):
+        label = {"task": task, "algorithm": algorithm, "setting": setting, "skew": NON_IID, "target": SPARSE}
+        run = synthetic_run_factory(scale, task, algorithm, setting=setting, **default_settings(scale, algorithm))
+        conditions.append(Condition(label=label, config_for_seed=run, seeds=scale.seeds))
+    return build_study("heterogeneity", scale, conditions)
+
+
 def communication_study(scale: Scale) -> Study:
     """Bytes by three counts, each algorithm with its own rounds and participation."""
-    algorithms = (REFERENCE_ALGORITHM, "flops-pa", "fed-iter-ht", "fed-round-ht", "fed-ht", "gradual", "fed-avg", "flops")
+    gated = [(algorithm, setting) for algorithm in UNCONSTRAINED for setting in RECIPES]
+    others = (REFERENCE_ALGORITHM, "fed-iter-ht", "fed-round-ht", "fed-ht", "gradual", "fed-avg")
     conditions = []
-    for task, algorithm in product(("lr", "mc"), algorithms):
-        label = {"task": task, "algorithm": algorithm, "setting": TUNED}
-        run = synthetic_run_factory(scale, task, algorithm, **default_settings(scale, algorithm))
+    for task, (algorithm, setting) in product(SYNTHETIC_TASKS, (*gated, *((name, TUNED) for name in others))):
+        label = {"task": task, "algorithm": algorithm, "setting": setting}
+        run = synthetic_run_factory(scale, task, algorithm, setting=setting, **default_settings(scale, algorithm))
         conditions.append(Condition(label=label, config_for_seed=run, seeds=scale.seeds))
     return build_study("communication", scale, conditions)
 
 
 def starts_study(scale: Scale) -> Study:
-    """rho_init x r x prune start on LR, with the default scaling rate and five times as much (FLoPS: a fifth).
+    """rho_init x prune start on LR, FLoPS and FLoPS-PA in both settings.
 
     FLoPS-PA samples its gates in local steps here: below rho_init .17 every median gate is closed, and no gradient would open it.
     """
-    scaling_rates = {"flops": (0.1, 0.5), "flops-pa": (0.02, 0.1)}
     gate_noise = {"flops": {}, "flops-pa": {"local_gate_noise": GateNoise.SAMPLED}}
     conditions = []
-    for algorithm, rates in scaling_rates.items():
-        for start, rate, prune_start in product((0.05, 0.2, 0.5, 0.95), rates, (0.0, 0.5)):
-            label = {"task": "lr", "algorithm": algorithm, "start": start, "r": rate, "prune start": prune_start}
-            options = {"initial_gate_probability": start, "log_alpha_scaling_rate": rate, "scaling_start": prune_start}
-            run = synthetic_run_factory(scale, "lr", algorithm, **options, **gate_noise[algorithm], **default_settings(scale, algorithm))
-            conditions.append(Condition(label=label, config_for_seed=run, seeds=scale.seeds))
+    for algorithm, setting, start, prune_start in product(UNCONSTRAINED, RECIPES, (0.05, 0.2, 0.5, 0.95), (0.0, 0.5)):
+        label = {"task": "lr", "algorithm": algorithm, "setting": setting, "start": start, "prune start": prune_start}
+        options = {"initial_gate_probability": start, "scaling_start": prune_start, **gate_noise[algorithm]}
+        run = synthetic_run_factory(scale, "lr", algorithm, setting=setting, **options, **default_settings(scale, algorithm))
+        conditions.append(Condition(label=label, config_for_seed=run, seeds=scale.seeds))
     return build_study("starts", scale, conditions)

@@ -17,6 +17,7 @@ BUILDERS: dict[str, Callable[[Scale], Study]] = {
     "real-data": paper.real_data_study,
     "test-time-gates": paper.test_time_gates_study,
     "regimes": paper.regimes_study,
+    "heterogeneity": paper.heterogeneity_study,
     "communication": paper.communication_study,
     "starts": paper.starts_study,
     "constraint": constraint.constraint_study,

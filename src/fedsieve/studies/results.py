@@ -13,15 +13,19 @@ ROWS_FILE, PLAN_FILE, CLAIMS_FILE = "rows.jsonl", "study.json", "claims.json"
 DONE, DIVERGED, FAILED = "done", "diverged", "failed"
 """States of a run. A diverged run would diverge again and is not repeated; a failed run is."""
 
-TUNED, PUBLISHED, CENTRAL = "tuned", "as published", "central"
-"""Values of the label `setting`."""
+TUNED, PUBLISHED, RECOMMENDED, CENTRAL = "tuned", "as published", "recommended", "central"
+"""Values of the label `setting`. FLoPS and FLoPS-PA run as published (recipe paper) or recommended, FedIter-HT as published or tuned."""
+SWEPT_STEP_RULES = {PUBLISHED: "constant", RECOMMENDED: "polyak"}
+"""The step rule of FLoPS-PA in `learning-rates` under each recipe; there it is the value of the label `setting`."""
+UNCONSTRAINED = {"flops": "fed-sgd", "flops-pa": "fed-avg"}
+"""The algorithm that trains the dense model with the same messages as a gated one: gradients or parameters."""
 NON_IID, IID = "non-iid", "iid"
 """Values of the label `skew`."""
 NO_ATTACK = "none"
 """Value of the label `attack` without malicious clients."""
 DEFAULT_VARIANT = "default"
 """The variant that `ablation` compares the others with."""
-PAPER_DUAL, BISECTION = "the paper's dual", "bisection"
+PAPER_RECIPE, PAPER_DUAL, RECOMMENDED_DUAL, BISECTION = "recipe paper", "the paper's dual", "recommended dual", "bisection"
 """Values of the label `variant` in `constraint`. All variants that solve the dual exactly begin with `bisection`."""
 REFERENCE_ALGORITHM = "sieve"
 """The algorithm whose bytes are the limit in `equal-bytes`."""
@@ -148,6 +152,15 @@ def total_bytes(row: Row, count: str = "") -> int:
 def bytes_over_seeds(rows: Iterable[Row], count: str = "") -> dict[str, float | None]:
     """Return mean and standard deviation of the bytes of finished runs."""
     return mean_and_sd([total_bytes(row, count) for row in done_rows(rows)])
+
+
+def describe_data(rows: Iterable[Row]) -> str:
+    """Return one sentence on the examples of each task: source, number and split."""
+    tasks: dict[str, list[str]] = {}
+    for row in rows:
+        if row.get("data"):
+            tasks.setdefault(row["data"], []).append(row["label"]["task"])
+    return "; ".join(f"{', '.join(dict.fromkeys(names))}: {sentence}" for sentence, names in tasks.items())
 
 
 def distinct_seeds(rows: Iterable[Row]) -> list[int]:

@@ -1,11 +1,11 @@
 """Table and figure of the ablation study: every variant against the default, paired by seed."""
 
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 
 from fedsieve.report.figures import style
+from fedsieve.report.figures.style import FigureWriter
 from fedsieve.studies import results
 from fedsieve.studies.results import DEFAULT_VARIANT, Row
 
@@ -45,13 +45,13 @@ def table_entries(rows: list[Row]) -> list[dict[str, Any]]:
     return entries
 
 
-def draw(rows: list[Row], folder: Path) -> list[Path]:
+def draw(rows: list[Row], writer: FigureWriter) -> None:
     """Draw the difference to the default with two standard errors, one panel per task, one line per variant."""
     entries = [entry for entry in table_entries(rows) if entry[DIFFERENCE_TO_DEFAULT] is not None]
     parts, cases = list(dict.fromkeys(entry["part"] for entry in entries)), results.label_values(rows, "task", "setting")
     num_columns = min(len(cases), 4)
     num_rows = -(-len(cases) // num_columns)
-    with style.saved_figure(folder / "ablation", 2.2 + 1.7 * num_columns, 0.9 + 2.6 * num_rows) as figure:
+    with writer.figure("ablation", 2.2 + 1.7 * num_columns, 0.9 + 2.6 * num_rows) as figure:
         panels = style.create_panels(figure, num_columns, num_rows, num_used=len(cases))
         for i, (axes, (task, setting)) in enumerate(zip(panels, cases, strict=True)):
             group = results.filter_rows(rows, task=task, setting=setting)
@@ -65,7 +65,6 @@ def draw(rows: list[Row], folder: Path) -> list[Path]:
             title = f"{style.TASK_LABELS.get(task, task)}\n{setting + ', ' if setting else ''}{style.num_finished_seeds(group)} seeds"
             axes.set_title(title, fontsize=8.5)
         figure.suptitle("one part changed: difference to default; bars: two standard errors; arrows: outside the panel", fontsize=8.5)
-    return [folder / "ablation.png"]
 
 
 def _draw_difference(axes: Axes, y: int, entry: dict[str, Any]) -> None:

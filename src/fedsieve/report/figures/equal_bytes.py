@@ -1,9 +1,9 @@
 """Table and figure of the equal-bytes study: every algorithm at the bytes that a whole run of sieve sends, paired by seed."""
 
-from pathlib import Path
 from typing import Any
 
 from fedsieve.report.figures import style
+from fedsieve.report.figures.style import FigureWriter
 from fedsieve.studies import results
 from fedsieve.studies.results import DENSE_ALGORITHMS, REFERENCE_ALGORITHM, Row
 
@@ -55,12 +55,12 @@ def summarize(entries: list[dict[str, Any]]) -> str:
     return f"{best}; at worst {largest:.4f} behind"
 
 
-def draw(rows: list[Row], folder: Path) -> list[Path]:
+def draw(rows: list[Row], writer: FigureWriter) -> None:
     """Draw quality against bytes for the first factor of each task. Only the first setting of an algorithm, without a comma, is drawn."""
     rows = [row for row in rows if "," not in row["label"]["algorithm"]]
     tasks = results.label_values(rows, "task")
     num_columns = min(len(tasks), 4)
-    with style.saved_figure(folder / "equal-bytes", 7.2, 3.4 if len(tasks) <= 4 else 6.4) as figure:
+    with writer.figure("equal-bytes", 7.2, 3.4 if len(tasks) <= 4 else 6.4) as figure:
         panels = style.create_panels(figure, num_columns, -(-len(tasks) // num_columns), num_used=len(tasks))
         for axes, task in zip(panels, tasks, strict=True):
             part = results.filter_rows(rows, task=task)
@@ -68,4 +68,3 @@ def draw(rows: list[Row], folder: Path) -> list[Path]:
             style.plot_quality_against_bytes(axes, part, part[0]["metric"], task)
         counts = sorted({style.num_finished_seeds(results.filter_rows(rows, task=task)) for task in tasks})
         style.add_legend(figure, panels, counts[0] if len(counts) == 1 else f"{counts[0]} to {counts[-1]}")
-    return [folder / "equal-bytes.png"]

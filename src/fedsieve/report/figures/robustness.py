@@ -1,9 +1,9 @@
 """Table and figures of the robustness study: quality and TDR with malicious clients, under each aggregator."""
 
-from pathlib import Path
 from typing import Any
 
 from fedsieve.report.figures import style
+from fedsieve.report.figures.style import FigureWriter
 from fedsieve.studies import results
 from fedsieve.studies.results import NO_ATTACK, Row
 
@@ -63,15 +63,13 @@ def summarize(rows: list[Row]) -> str:
     return f"cells that keep {MIN_KEPT_FRACTION:.0%} of the quality without malicious clients, by aggregator: " + ", ".join(counts)
 
 
-def draw(rows: list[Row], folder: Path) -> list[Path]:
+def draw(rows: list[Row], writer: FigureWriter) -> None:
     """Draw one figure per task: a panel per algorithm and attack, quality over the malicious fraction, one line per aggregator."""
-    paths = []
     for task in results.label_values(rows, "task"):
         part = results.filter_rows(rows, task=task)
         algorithms = results.label_values(part, "algorithm")
         attacks = [attack for attack in results.label_values(part, "attack") if attack != NO_ATTACK]
-        path = folder / f"robustness-{task}"
-        with style.saved_figure(path, 7.2, 1.0 + 1.6 * len(algorithms)) as figure:
+        with writer.figure(f"robustness-{task}", 7.2, 1.0 + 1.6 * len(algorithms)) as figure:
             panels = style.create_panels(figure, len(attacks), len(algorithms))
             cases = [(algorithm, attack) for algorithm in algorithms for attack in attacks]
             for axes, (algorithm, attack) in zip(panels, cases, strict=True):
@@ -91,8 +89,6 @@ def draw(rows: list[Row], folder: Path) -> list[Path]:
             title = f"{style.TASK_LABELS.get(task, task)}: {metric} by kind of attack; 0 if it is negative or a run diverged"
             figure.suptitle(title, fontsize=8.5)
             style.add_legend(figure, panels, style.num_finished_seeds(part), 5)
-        paths.append(path.with_suffix(".png"))
-    return paths
 
 
 def _mean_and_sd(rows: list[Row]) -> tuple[float, float]:

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, FigureBase
 
 from fedsieve.studies import results
 from fedsieve.studies.results import CENTRAL, PUBLISHED, Row
@@ -27,6 +29,7 @@ ALGORITHM_COLOURS = {
     "random-mask": "#7B5EA7",
 }
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A7A7A")
+CAPTION_CHARACTERS_PER_INCH, CAPTION_LINE_INCHES = 20, 0.13
 REFERENCE_COLOUR = "#7A7A7A"
 """The colour of reference lines and of everything without a colour of its own."""
 ALGORITHM_LABELS = {
@@ -34,6 +37,7 @@ ALGORITHM_LABELS = {
     "flops-pa": "FLoPS-PA",
     "fed-iter-ht": "FedIter-HT",
     "fed-avg": "FedAvg",
+    "fed-sgd": "FedSGD",
     "sieve": "sieve (ours)",
     "fed-round-ht": "Fed-Round-HT",
     "fed-ht": "Fed-HT",
@@ -50,6 +54,8 @@ TASK_LABELS = {
     "emnist": "EMNIST",
     "rcv1": "RCV1",
 }
+SEVERAL_SETTINGS = ("flops", "flops-pa", "fed-iter-ht")
+"""Algorithms that are shown in several settings."""
 METRIC_LABELS = {
     "r2": "test R²",
     "accuracy": "test accuracy",
@@ -75,14 +81,38 @@ STYLE: dict[Any, Any] = {
 }
 
 
-@contextmanager
-def saved_figure(path: Path, width: float, height: float) -> Iterator[Figure]:
-    """Yield a figure, then save it as PNG and PDF. The same rows give the same bytes."""
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        yield figure
+@dataclass(kw_only=True)
+class FigureWriter:
+    """Saves figures in a folder as PNG and PDF, each with the same caption. The same rows give the same bytes."""
+
+    folder: Path
+    caption: str = ""
+    """text below every figure: the data"""
+    watermark: str = ""
+    """text across every figure"""
+    paths: list[Path] = field(default_factory=list)
+    """PNG files written so far"""
+
+    @contextmanager
+    def figure(self, name: str, width: float, height: float) -> Iterator[FigureBase]:
+        """Yield an empty figure, then save it with watermark and caption."""
+        caption = fill(self.caption, round(CAPTION_CHARACTERS_PER_INCH * width))
+        below = CAPTION_LINE_INCHES * (1 + caption.count("\n"))
+        with mpl.rc_context(STYLE):
+            whole = Figure(figsize=(width, height + below), layout="constrained")
+            drawn, bottom = whole.subfigures(2, 1, height_ratios=(height, below))
+            yield drawn
+            bottom.text(0.5, 0.5, caption, ha="center", va="center", fontsize=6.5, color="#555555")
+            if self.watermark:
+                style: dict[str, Any] = {"ha": "center", "va": "center", "rotation": 20, "zorder": 100}
+                whole.text(0.5, 0.55, self.watermark, fontsize=7 * width, color="#B00020", alpha=0.22, **style)
+            self.save(whole, name)
+
+    def save(self, figure: Figure, name: str) -> None:
+        """Write the two files of a figure."""
         for suffix, metadata in ((".png", {"Software": None}), (".pdf", {"CreationDate": None})):
-            figure.savefig(path.with_suffix(suffix), metadata=metadata)
+            figure.savefig(self.folder / f"{name}{suffix}", metadata=metadata)
+        self.paths.append(self.folder / f"{name}.png")
 
 
 def line_label(label: Mapping[str, Any]) -> str:
@@ -90,7 +120,9 @@ def line_label(label: Mapping[str, Any]) -> str:
     algorithm: str = label["algorithm"]
     setting = label.get("setting")
     name = ALGORITHM_LABELS.get(algorithm, algorithm)
-    return f"Central {name}" if setting == CENTRAL else f"{name}, {setting}" if algorithm == "fed-iter-ht" and setting else name
+    if setting == CENTRAL:
+        return f"Central {name}"
+    return f"{name}, {setting}" if algorithm in SEVERAL_SETTINGS and setting else name
 
 
 def line_style(label: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,7 +162,7 @@ def plot_quality_against_bytes(axes: Axes, rows: Sequence[Row], metric: str, tas
     axes.set(xscale="log", xlabel="bytes, up and down", ylabel=METRIC_LABELS[metric], title=TASK_LABELS.get(task, task))
 
 
-def add_legend(figure: Figure, axes: Sequence[Axes], num_seeds: int | str, num_columns: int = 4, title: str | None = None) -> None:
+def add_legend(figure: FigureBase, axes: Sequence[Axes], num_seeds: int | str, num_columns: int = 4, title: str | None = None) -> None:
     """Add one legend below all panels. The default title explains lines and bands."""
     if title is None:
         title = f"lines: mean of {num_seeds} seeds; bands: ± 1 sd" if num_seeds not in (0, 1) else "lines: one seed"
@@ -150,7 +182,7 @@ def num_finished_seeds(rows: Sequence[Row]) -> int:
     return len(results.distinct_seeds(results.done_rows(rows)))
 
 
-def create_panels(figure: Figure, num_columns: int, num_rows: int = 1, *, num_used: int | None = None) -> list[Axes]:
+def create_panels(figure: FigureBase, num_columns: int, num_rows: int = 1, *, num_used: int | None = None) -> list[Axes]:
     """Return a grid of panels, row by row, without the unused ones at the end."""
     panels = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
     for axes in panels[num_used:] if num_used is not None else ():

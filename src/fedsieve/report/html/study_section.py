@@ -42,5 +42,5 @@ def image_figure(path: Path, description: str) -> Html:
 
 def claims_table(path: Path) -> Html:
     """Return the claims of the paper that this study tests."""
-    rows = [(claim["number"], claim["claim"], claim["verdict"]) for claim in json.loads(path.read_text())]
-    return html_table(TableData("claims", ("number", "claim", "verdict"), rows), PageLimits())
+    rows = [(claim["number"], claim["claim"], claim["recipe"], claim["verdict"]) for claim in json.loads(path.read_text())["claims"]]
+    return html_table(TableData("claims", ("number", "claim", "recipe", "verdict"), rows), PageLimits())

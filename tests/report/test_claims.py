@@ -1,0 +1,221 @@
+"""Verdicts on the paper's claims: intervals decide, and every claim on rows made by hand."""
+
+import json
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from fedsieve.report import claims, verdicts
+from fedsieve.report.verdicts import judge, make_verdict
+from helpers.rows import cells, row
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def judged(number, recipe="recommended", **studies):
+    """The verdict on one claim under one recipe."""
+    found = claims.evaluate_claims({name.replace("_", "-"): rows for name, rows in studies.items()})
+    return next(verdict for verdict in found if (verdict.number, verdict.recipe) == (number, recipe))
+
+
+@pytest.mark.parametrize(
+    ("values", "bounds", "outcome"),
+    [
+        ([1.0, 1.1, 0.9], {"at_least": 0.0}, "holds"),
+        ([-1.0, -1.1, -0.9], {"at_least": 0.0}, "does not hold"),
+        ([0.1, -0.1, 0.05], {"at_least": 0.0}, "undecided"),
+        ([0.0, 0.0, 0.0], {"at_least": 0.0}, "does not hold"),
+        ([2.0, 2.01, 1.99], {"at_least": 1.8, "at_most": 2.2}, "holds"),
+        ([3.0, 3.01, 2.99], {"at_least": 1.8, "at_most": 2.2}, "does not hold"),
+        ([2.0, 2.3, 2.1], {"at_least": 1.8, "at_most": 2.2}, "undecided"),
+        ([5.0], {"at_least": 0.0}, "undecided"),
+    ],
+)
+def test_the_interval_decides_and_one_seed_does_not(values, bounds, outcome):
+    assert judge({}, "q", values, **bounds).outcome == outcome
+
+
+def test_the_interval_is_the_t_interval_of_the_mean():
+    check = judge({}, "q", [1.0, 2.0, 3.0], at_least=0.0)
+    assert check.mean == 2 and check.error == pytest.approx(3**-0.5) and check.interval == pytest.approx(4.302653 * 3**-0.5)
+    assert check.num_seeds == 3
+
+
+def test_a_claim_fails_where_its_own_runs_diverge_and_has_no_check_without_runs():
+    assert judge({}, "q", [1.0, 1.1], at_least=0.0, unfinished="1 of 3 runs diverged").outcome == "does not hold"
+    assert judge({}, "q", [], at_least=0.0) is None
+    flops, base = cells("flops", "recommended", 0.95), cells("fed-iter-ht", "tuned", 0.2)
+    assert judged(52, table_1=flops + base).verdict == "holds"
+    flops[0] |= {"state": "diverged", "values": {}}
+    verdict = judged(52, table_1=flops + base)
+    assert verdict.verdict == "does not hold" and "1 of 3 runs diverged" in verdict.checks[0].numbers
+    base[0] |= {"state": "diverged", "values": {}}
+    assert judged(52, table_1=cells("flops", "recommended", 0.95) + base).verdict == "holds"
+
+
+def test_a_verdict_is_one_word_or_lists_what_differs():
+    good, bad, open_ = (
+        judge({"task": task}, "q", values, at_least=0.0) for task, values in (("lr", [1, 1.1]), ("lg", [-1, -1.1]), ("mc", [1]))
+    )
+    assert make_verdict(51, "claim", "paper", [good, good], ("task",)).verdict == "holds"
+    assert make_verdict(51, "claim", "paper", [good, bad, open_], ("task",)).verdict == "holds: lr; does not hold: lg; undecided: mc"
+    assert make_verdict(51, "claim", "paper", [good, bad._replace(case={"task": "lr"})], ("task",)).verdict == "does not hold"
+    assert make_verdict(51, "claim", "paper", [good, open_._replace(case={"task": "lr"})], ("task",)).verdict == "undecided"
+    assert make_verdict(51, "claim", "paper", [], ("task",)).verdict == "not evaluated"
+
+
+def test_each_recipe_is_judged_by_its_own_runs():
+    rows = cells("flops", "recommended", 0.95) + cells("flops", "as published", 0.1) + cells("fed-iter-ht", "tuned", 0.2, spread=0.0)
+    assert judged(52, table_1=rows).verdict == "holds"
+    assert judged(52, "paper", table_1=rows).verdict == "does not hold"
+    assert judged(52).verdict == "not evaluated"
+
+
+def test_a_claim_that_depends_on_the_baseline_says_on_which():
+    rows = cells("flops", "recommended", 0.95) + cells("fed-iter-ht", "as published", 0.2) + cells("fed-iter-ht", "tuned", 0.96, spread=0.0)
+    assert judged(52, table_1=rows).verdict == "holds: as published lr; does not hold: tuned lr"
+
+
+def dense_rows(algorithm, setting, value, expected=0.05, opened=0.05, dense=None):
+    label = {"task": "lr", "algorithm": algorithm, "setting": setting, "skew": "non-iid", "target": 0.05}
+    names = {"expected_density": expected, "test_density": opened, "dense_value": dense}
+    return [
+        row(label, seed, r2=value + 0.001 * seed, **names | ({"dense_value": dense + 0.001 * seed} if dense else {})) for seed in (0, 1, 2)
+    ]
+
+
+@pytest.mark.parametrize(("algorithm", "dense"), [("flops", "fed-sgd"), ("flops-pa", "fed-avg")])
+def test_the_density_is_judged_for_both_algorithms_against_the_dense_model(algorithm, dense):
+    base = dense_rows(dense, "tuned", 0.5, dense=0.96)
+    assert judged(51, heterogeneity=base + dense_rows(algorithm, "recommended", 0.95)).verdict == "holds"
+    lossy = judged(51, heterogeneity=base + dense_rows(algorithm, "recommended", 0.90))
+    assert [check.case["what"] for check in lossy.checks if check.outcome != "holds"] == ["little loss"]
+    open_gates = judged(51, heterogeneity=base + dense_rows(algorithm, "recommended", 0.95, opened=1.0))
+    assert [check.case["what"] for check in open_gates.checks if check.outcome != "holds"] == ["test-time density"]
+    idle = judged(51, heterogeneity=base + dense_rows(algorithm, "recommended", 0.95, expected=0.47))
+    assert [check.case["what"] for check in idle.checks if check.outcome != "holds"] == ["expected density"]
+
+
+def gate_rows(last, **label):
+    label = {"task": "lr", "algorithm": "flops", "target": 0.05, **label}
+    curves = {"expected_density": [0.98, last], "test_density": [1.0, last]}
+    return [row(label, seed, curves=curves, expected_density=last, test_density=last) for seed in (0, 1)]
+
+
+def test_gates_must_fall_to_their_target_with_and_without_scaling():
+    scaled = gate_rows(0.05, setting="recommended")
+    assert judged(54, gates=scaled).verdict == "holds"
+    assert judged(54, gates=gate_rows(0.06, setting="recommended")).verdict == "does not hold"
+    alone = gate_rows(0.98, variant="recommended dual", start="dense")
+    both = judged(54, gates=scaled, constraint=alone + gate_rows(0.05, variant="recommended dual", start="sparse"))
+    assert both.verdict == "holds: on lr; does not hold: off lr"
+    assert judged(54, "paper", constraint=gate_rows(0.05, variant="recipe paper", start="dense")).verdict == "holds"
+
+
+def overlap_rows(algorithm, setting, steps):
+    size = len(steps) + 1
+    overlap = [[1.0] * size for _ in range(size)]
+    for i, value in enumerate(steps):
+        overlap[i][i + 1] = value
+    return [row({"task": "lr", "algorithm": algorithm, "setting": setting}, seed, trace={"overlap": overlap}) for seed in (0, 1)]
+
+
+def test_overlap_must_fall_and_recover_while_fed_iter_ht_goes_on_changing():
+    phases = overlap_rows("flops", "recommended", [1, 1, 0.6, 0.7, 0.9, 1, 1, 1])
+    assert judged(55, iou=phases).verdict == "holds"
+    assert judged(55, iou=overlap_rows("flops", "recommended", [1] * 8)).verdict == "does not hold"
+    assert judged(55, iou=overlap_rows("flops", "recommended", [1, 1, 0.6, 0.7, 0.9, 0.7, 0.8, 0.8])).verdict == "does not hold"
+    moving, still = (overlap_rows("fed-iter-ht", "tuned", [0.5] * 7 + [last]) for last in (0.9, 1.0))
+    assert judged(55, iou=phases + moving).verdict == "holds"
+    assert (
+        judged(55, iou=phases + overlap_rows("fed-iter-ht", "tuned", [1.0] * 8)).verdict == "holds: flops; does not hold: fed-iter-ht tuned"
+    )
+    assert judged(55, "paper", iou=phases + still).verdict == "not evaluated"
+
+
+def sent(method, setting, quality, count):
+    sizes = dict.fromkeys(("up", "down", "up_paper_formula", "down_paper_formula"), count)
+    label = {"task": "mc", "algorithm": method, "setting": setting}
+    return [row(label, seed, metric="accuracy", r2=quality + 0.001 * seed, bytes=sizes) for seed in (0, 1, 2)]
+
+
+def test_accuracy_and_bytes_of_pa_are_judged_by_their_intervals():
+    others = sent("fed-avg", "tuned", 0.951, 4000) + sent("fed-iter-ht", "tuned", 0.9, 100)
+    assert judged(56, communication=others + sent("flops-pa", "recommended", 0.95, 200)).verdict == "holds"
+    worse = judged(56, communication=others + sent("flops-pa", "recommended", 0.90, 200))
+    assert worse.groups == {"as accurate mc": "does not hold", "far fewer bytes mc": "holds", "twice FedIter-HT mc": "holds"}
+    large = judged(56, communication=others + sent("flops-pa", "recommended", 0.95, 900))
+    assert {name for name, outcome in large.groups.items() if outcome != "holds"} == {"far fewer bytes mc", "twice FedIter-HT mc"}
+    noisy = sent("flops-pa", "recommended", 0.95, 200)
+    noisy[0]["values"]["value"] = 0.8
+    assert judged(56, communication=others + noisy).groups["as accurate mc"] == "undecided"
+
+
+def curve_rows(method, setting, skew, first, seeds=(0, 1, 2)):
+    """Runs that need `first` rounds to reach the goal."""
+    label = {"task": "lr", "algorithm": method, "setting": setting, "skew": skew, "part": "instances"}
+    values = [0.95 if number >= first else 0.1 for number in range(1, 11)]
+    return [row(label, seed, curves={"round": list(range(1, 11)), "r2": values}, oracle_value=1.0) for seed in seeds]
+
+
+def test_rounds_are_compared_by_seed_and_a_diverged_run_never_arrives():
+    def rows(pa_iid, pa, iter_ht):
+        parts = (("flops-pa", "recommended", "iid", pa_iid), ("flops-pa", "recommended", "non-iid", pa))
+        parts += tuple(("fed-iter-ht", "tuned", skew, iter_ht) for skew in ("iid", "non-iid"))
+        return [entry for part in parts for entry in curve_rows(*part)]
+
+    assert judged(57, convergence=rows(3, 3, 8)).verdict == "holds"
+    assert judged(57, convergence=rows(3, 3, 2)).groups == {"faster tuned": "does not hold", "as fast under heterogeneity": "holds"}
+    assert judged(57, convergence=rows(3, 6, 8)).groups["as fast under heterogeneity"] == "does not hold"
+    broken = rows(3, 3, 8)
+    for entry in broken[3:6]:
+        entry |= {"state": "diverged", "curves": {}, "values": {}}
+    assert judged(57, convergence=broken).groups["faster tuned"] == "does not hold"
+
+
+def sweep_rows(values, rule="polyak", spread=0.001):
+    label = {"task": "lr", "algorithm": "flops-pa", "setting": rule, "sweep": "weights"}
+    return [
+        row(label | {"rate": rate}, seed, "done" if value else "diverged", r2=value and value + spread * (seed * (-1) ** i))
+        for i, (rate, value) in enumerate(values.items())
+        for seed in (0, 1, 2)
+    ]
+
+
+def test_the_range_of_rates_ends_at_the_first_failure():
+    assert judged(58, learning_rates=sweep_rows({0.1: 0.93, 0.3: 0.95, 1.0: 0.94})).verdict == "holds"
+    assert judged(58, learning_rates=sweep_rows({0.1: 0.93, 0.3: None, 1.0: 0.94})).verdict == "does not hold"
+    assert judged(58, learning_rates=sweep_rows({0.1: 0.85, 0.3: 0.95, 1.0: 0.94})).verdict == "does not hold"
+    assert judged(58, learning_rates=sweep_rows({0.1: 0.905, 0.3: 0.95, 1.0: 0.94}, spread=0.05)).verdict == "undecided"
+    assert judged(58, "paper", learning_rates=sweep_rows({0.1: None, 1.0: 0.2}, "constant")).verdict == "does not hold"
+
+
+def test_every_start_is_compared_with_the_best_one():
+    def start(value, **label):
+        label = {"task": "lr", "algorithm": "flops", "setting": "recommended", "prune start": 0.5} | label
+        return [row(label, seed, r2=value + 0.001 * seed) for seed in (0, 1)]
+
+    assert judged(59, starts=start(0.945, start=0.2) + start(0.95, start=0.95)).verdict == "holds"
+    assert judged(59, starts=start(0.6, start=0.2) + start(0.95, start=0.95)).verdict == "holds: flops 0.95; does not hold: flops 0.2"
+
+
+def test_a_sparse_model_beats_a_dense_one_on_sparse_truth():
+    rows = cells("flops", "recommended", 0.95) + cells("flops", "recommended", 0.85, target=0.95)
+    assert judged(53, table_1=rows).verdict == "holds"
+    assert judged(53, table_1=cells("flops", "recommended", 0.84) + rows[3:]).verdict == "does not hold"
+
+
+def test_verdicts_survive_the_file():
+    found = [verdict for verdict in claims.evaluate_claims({"gates": gate_rows(0.05, setting="recommended")}) if verdict.checks]
+    document = json.loads(json.dumps(verdicts.to_document(found, scale="short", seeds=[0, 1], data="generated")))
+    assert verdicts.read_verdicts(document) == found
+    assert "54. expected and test-time gates fall to the target | recommended | **holds** | 3 hold |" in verdicts.verdict_table(document)
+
+
+def test_the_documented_verdicts_are_those_of_the_documented_run():
+    document = json.loads((DOCS / "data" / "claims.json").read_text())
+    assert verdicts.verdict_table(document) in (DOCS / "results.md").read_text(), "run tools/publish_results.py"
+    assert document["scale"] != "smoke"
+    listed = [(claim["number"], claim["recipe"]) for claim in document["claims"]]
+    assert listed in ([], list(product(range(51, 60), claims.RECIPES))), "all claims of one run, or none"
