@@ -1,0 +1,112 @@
+"""Write the results of studies into the documentation: `python tools/publish_results.py reports`.
+
+Reads the folders of `fedsieve reproduce all`, and writes docs/data/claims.json, docs/images and the sections of docs/results.md between
+`<!-- NAME -->` and `<!-- /NAME -->`. A study that is not in the folder keeps its section.
+"""
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedsieve.report import claims, tables, verdicts
+from fedsieve.report.figures.style import line_label
+from fedsieve.report.tables import StudyTable, format_cell
+from fedsieve.studies import results
+
+DOCS = Path(__file__).parent.parent / "docs"
+IMAGES = {
+    "gates": ("gates", "Expected and test-time density of FLoPS per epoch on LR, LG and MC, under both recipes"),
+    "iou": ("iou", "Overlap of gates (FLoPS) and of masks (FedIter-HT) between epochs on LR"),
+    "learning-rates": ("learning-rates", "Test R2 of FLoPS-PA and sieve over their two learning rates"),
+    "convergence": ("convergence", "Test R2 and accuracy over rounds; dashed lines are settings as published"),
+    "real-data": ("real-data", "Test score over rounds on RCV1, MNIST and EMNIST"),
+    "test-time-gates": ("test-time-gates", "Single test-time gates of FLoPS over the epochs, and their overlap, under both recipes"),
+    "regimes": ("regimes", "True discovery rate per epoch in the other three regimes of noise and correlation, nine panels"),
+    "heterogeneity": ("heterogeneity", "FLoPS and FLoPS-PA beside the dense models of FedSGD and FedAvg on heterogeneous clients"),
+    "starts": ("starts", "Test R2 of FLoPS and FLoPS-PA over the start of the gates"),
+    "constraint": ("constraint-lr-dense", "Density and multiplier per round on LR from a dense start, without log-alpha scaling"),
+}
+"""Study: the figure that the documentation shows, and its text."""
+WITHOUT_TABLE = ("gates", "iou", "test-time-gates", "learning-rates")
+"""Studies whose figure says it all."""
+OMITTED_COLUMNS = ("metric", "bytes payload", "bytes formula", "finished")
+
+
+def main(reports: Path) -> None:
+    """Publish every study in a folder."""
+    page = DOCS / "results.md"
+    text = page.read_text()
+    studies = {path.parent.name: path.parent for path in sorted(reports.glob(f"*/{results.PLAN_FILE}"))}
+    for name, folder in studies.items():
+        if f"<!-- {name} -->" in text:
+            text = replace_section(text, name, study_section(name, folder))
+    source = reports / results.CLAIMS_FILE
+    document = json.loads(source.read_text())
+    if len(document["claims"]) < len(claims.CLAIMS) * len(claims.RECIPES) or document["scale"] == "smoke":
+        sys.exit(f"{source} has not all claims of a run that means something; run `fedsieve reproduce all --scale short`")
+    shutil.copy(source, DOCS / "data" / results.CLAIMS_FILE)
+    page.write_text(replace_section(text, "claims", verdicts.verdict_table(document)))
+
+
+def replace_section(text: str, name: str, content: str) -> str:
+    """Return a page with another text between two marks."""
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    head, rest = text.split(begin)
+    return f"{head}{begin}\n{content}\n{end}{rest.split(end)[1]}"
+
+
+def study_section(name: str, folder: Path) -> str:
+    """Return command, figure, notes and table of a study as Markdown."""
+    plan, rows = results.read_plan(folder), results.read_rows(folder)
+    table = tables.study_table(name, plan["description"], plan["scale"], rows)
+    parts = [f"    fedsieve reproduce {name} --scale {plan['scale']}"]
+    if name in IMAGES:
+        image, caption = IMAGES[name]
+        shutil.copy(folder / f"{image}.png", DOCS / "images" / f"{image}.png")
+        parts.append(f"![{caption}](images/{image}.png)")
+        parts.append(f"*{caption}.*")
+    parts.append("\n".join(f"- {note}" for note in table.notes))
+    if name in ("table-1", "table-2"):
+        parts.append(cell_table(table))
+    elif name not in WITHOUT_TABLE:
+        columns = [column for column in table.columns if column not in OMITTED_COLUMNS]
+        shorter = table._replace(columns=columns, notes=[]).to_markdown()
+        parts.append(shorter.split("\n", 2)[2].strip())
+    return "\n\n".join(parts)
+
+
+def cell_table(table: StudyTable) -> str:
+    """Return a table of the paper with one line per model: the paper's numbers beside the measured ones."""
+    kinds = [("R2, accuracy", ("r2", "accuracy")), ("MSE, CE", ("mse", "ce")), ("TDR", ("tdr", "tdr_features"))]
+    kinds = [(title, names) for title, names in kinds if any(entry["measure"] in names for entry in table.entries if entry.get("paper"))]
+    models: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for entry in table.entries:
+        if entry["task"] in ("lr", "lg", "mc"):
+            name = f"{entry['task'].upper()} | {entry['truth']:g} | {entry['skew']} | {line_label(entry)} ({entry['target']:g})"
+            models.setdefault(name, {}).update({title: entry for title, names in kinds if entry["measure"] in names})
+    pairs = [word for title, _ in kinds for word in (f"paper {title}", "measured")]
+    header = ["task", "truth", "clients", "model", *pairs, "before projection"]
+    lines = ["| " + " | ".join([*header, "verdict"]) + " |", "|" + "---|" * (len(header) + 1)]
+    for name, entries in models.items():
+        cells = [cell for title, _ in kinds for cell in cell_pair(entries.get(title))]
+        quality = entries.get(kinds[0][0], {})
+        before = format_cell("", quality.get("before projection"))
+        lines.append(f"| {name} | " + " | ".join([*cells, before, str(quality.get("verdict", ""))]) + " |")
+    return "\n".join(lines)
+
+
+def cell_pair(entry: Mapping[str, Any] | None) -> tuple[str, str]:
+    """Return the paper's number and the measured one, which is bold if it misses the paper's."""
+    if entry is None:
+        return "", ""
+    measured = format_cell("", entry["measured"])
+    is_miss = str(entry.get("verdict")).startswith(tables.MISS)
+    return format_cell("", entry.get("paper")), f"**{measured}**" if is_miss else re.sub(r"^none.*", "no run finished", measured)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
