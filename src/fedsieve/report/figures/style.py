@@ -100,7 +100,7 @@ class FigureWriter:
         below = CAPTION_LINE_INCHES * (1 + caption.count("\n"))
         with mpl.rc_context(STYLE):
             whole = Figure(figsize=(width, height + below), layout="constrained")
-            drawn, bottom = whole.subfigures(2, 1, height_ratios=(height, below))
+            drawn, bottom = whole.subfigures(2, 1, squeeze=False, height_ratios=(height, below)).flat
             yield drawn
             bottom.text(0.5, 0.5, caption, ha="center", va="center", fontsize=6.5, color="#555555")
             if self.watermark:
