@@ -23,7 +23,7 @@ from fedsieve.core.random import derive_key, generator
 from fedsieve.data import standardization
 from fedsieve.data.federated_dataset import Matrix, PartitionSpec, partition_indices
 from fedsieve.data.partition import Partition
-from fedsieve.experiments.tasks import user_data_defaults
+from fedsieve.experiments.tasks import USER_DATA_SIEVE
 from fedsieve.formatting import ProgressBar, format_number
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.runtime.evaluation import measure_rounds
@@ -138,7 +138,7 @@ class SparseFederated(BaseEstimator):
         seed = derive_key(int(check_random_state(self.random_state).randint(2**31 - 1)), "rounds", rounds_before) >> 1
         num_features: int = x.shape[1]  # pyright: ignore[reportOptionalSubscript]  # SciPy has no stubs
         objective = Linear(loss=loss, num_features=num_features, num_outputs=num_outputs, intercept=self.fit_intercept)
-        algorithm = self._build_algorithm(objective, is_sparse=issparse(x))
+        algorithm = self._build_algorithm(objective)
         order, counts = self._assign_clients(x, y if loss in (Loss.LOGISTIC, Loss.SOFTMAX) else None, groups, seed)
         x, y = x[order], y[order]
         standardizer = standardization.fit_standardizer(
@@ -191,14 +191,14 @@ class SparseFederated(BaseEstimator):
         if self.partition is not None and self.partition not in list(Partition):
             raise ValueError(f"unknown partition {self.partition!r}; there are {', '.join(Partition)}")
 
-    def _build_algorithm(self, objective: Linear, *, is_sparse: bool) -> BaseAlgorithm:
+    def _build_algorithm(self, objective: Linear) -> BaseAlgorithm:
         """Return the algorithm, which keeps max(1, floor(density p)) weights; a named one has the defaults for user data."""
         weights = objective.layout.num_gated
         density = self.density if floor_of_decimal(self.density, weights) else min(1.5 / weights, 1.0)
         if isinstance(self.algorithm, BaseAlgorithm):
             return replace(self.algorithm, density=density)
         cls = algorithm_class(self.algorithm)
-        return cls(density=density, **user_data_defaults(cls, objective, sparse=is_sparse))
+        return cls(density=density, **(USER_DATA_SIEVE if cls.holds_everywhere else {}))
 
     def _assign_clients(self, x: Matrix, labels: np.ndarray | None, groups: Any, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the order of the examples by client, and the number of examples of each client."""

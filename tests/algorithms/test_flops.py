@@ -84,13 +84,13 @@ def test_one_sgd_update_of_all_three_variables_is_the_papers():
 
 
 def test_scaling_begins_after_prune_start_and_pushes_the_top_up():
-    flops = Flops(density=0.25, scaling_start=0.5, log_alpha_scaling=LogAlphaScaling.ADDITIVE, log_alpha_scaling_rate=0.5)
+    flops = Flops(density=0.25, scaling_start=0.5)
     server = server_for(flops)
     early, late = flops.end_round(server, Clock(4, 10)), flops.end_round(server, Clock(5, 10))
     assert torch.equal(early.log_alpha, server.log_alpha)
     moved = late.log_alpha - server.log_alpha
     top = flops.importance(server.weights, server.log_alpha).topk(3).indices
-    assert torch.allclose(moved[top], torch.tensor(0.5, dtype=torch.float64))
+    assert torch.allclose(moved[top], (12 - server.log_alpha[top]) / 5)  # of five rounds left
     assert int((moved < 0).sum()) == 9
 
 

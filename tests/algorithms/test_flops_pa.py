@@ -14,7 +14,7 @@ from fedsieve.core.aggregation import ClientWeighting
 from fedsieve.core.constraint import DualUpdate
 from fedsieve.core.optimizers import StepRule
 from fedsieve.core.random import client_sampler, server_sampler
-from fedsieve.core.schedules import LogAlphaScaling
+from fedsieve.core.schedules import DensitySchedule, LogAlphaScaling
 from fedsieve.core.types import Batch, Clock, Reply
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import FederationConfig
@@ -32,6 +32,7 @@ PLAIN = FlopsPA(
     log_alpha_scaling=LogAlphaScaling.OFF,
     gate_encoding=GateEncoding.GATES,
     message_gate_noise=GateNoise.DETERMINISTIC,
+    density_schedule=DensitySchedule.CONSTANT,
 )
 
 
@@ -198,24 +199,30 @@ def test_a_literal_message_at_fully_open_gates_stays_finite():
     assert method.log_alpha_from(gate).isfinite().all()
 
 
-def test_both_sides_scale_before_every_message_from_the_first_round():
-    """L171: log_alpha is scaled before each message, up at the top m and down elsewhere, from epoch zero."""
-    method = replace(
-        PLAIN,
-        log_alpha_scaling=LogAlphaScaling.ADDITIVE,
-        log_alpha_scaling_rate=0.2,
-        scaling_start=0.0,
-        gate_encoding=GateEncoding.LOG_ALPHA,
-    )
+def test_both_sides_scale_before_every_message():
+    """L171, L186: clients scale log_alpha before they reply and the server after it averages, up at the top m and down elsewhere."""
+    method = replace(PLAIN, log_alpha_scaling=LogAlphaScaling.LINEAR, scaling_start=0.0, gate_encoding=GateEncoding.LOG_ALPHA)
     weights, log_alpha = state(1)
-    packet = method.encode_message(weights, log_alpha, OBJECTIVE.layout, Clock(0, 10), stack_noise(1))
-    at = packet.support
-    torch.testing.assert_close(packet.fields["log_alpha"].decode(torch.float64), (log_alpha.gather(-1, at) + 0.2).float().double())
+    clock, layout = Clock(9, 10), OBJECTIVE.layout
+    client = Client(weights, log_alpha, torch.zeros(1, dtype=torch.float64), layout)
+    reply, at = (packet := method.client_reply(client, clock, stack_noise(1))).unstack()[0], packet.support
+    halfway = (log_alpha.gather(-1, at) + 12) / 2  # two scalings are left in the last round
+    torch.testing.assert_close(packet.fields["log_alpha"].decode(torch.float64), halfway.float().double())
     outside = torch.ones(40, dtype=torch.bool).index_fill(0, at[0], False)
-    assert float(packet.scalars["default_gate"][0]) == pytest.approx(float(log_alpha[0, outside].mean()) - 0.2, rel=1e-5)
-    server = method.init(OBJECTIVE.layout, weights[0], noise())
-    down = method.broadcast(server, Clock(0, 10), noise())
-    torch.testing.assert_close(down.fields["log_alpha"].decode(torch.float64), (server.log_alpha[down.support] + 0.2).float().double())
+    assert float(packet.scalars["default_gate"][0]) == pytest.approx(float(log_alpha[0, outside].mean() - 12) / 2, rel=1e-5)
+    server = method.init(layout, weights[0], noise())
+    after = method.aggregate(server, method.broadcast(server, clock, noise()), [Reply(0, reply, 1)], clock, noise())
+    assert after.log_alpha.sort().values.tolist() == [-12.0] * 36 + [12.0] * 4
+
+
+def test_no_side_scales_before_prune_start():
+    method = replace(PLAIN, log_alpha_scaling=LogAlphaScaling.LINEAR, scaling_start=0.5, gate_encoding=GateEncoding.LOG_ALPHA)
+    weights, log_alpha = state(1)
+    client = Client(weights, log_alpha, torch.zeros(1, dtype=torch.float64), OBJECTIVE.layout)
+    for round, is_scaled in ((4, False), (5, True)):
+        packet = method.client_reply(client, Clock(round, 10), stack_noise(1))
+        sent = packet.fields["log_alpha"].decode(torch.float64)
+        assert torch.equal(sent, log_alpha.gather(-1, packet.support).float().double()) is not is_scaled
 
 
 @pytest.mark.parametrize(
@@ -223,7 +230,6 @@ def test_both_sides_scale_before_every_message_from_the_first_round():
     [
         {
             "gate_encoding": GateEncoding.GATES,
-            "local_gate_noise": GateNoise.SAMPLED,
             "message_gate_noise": GateNoise.SAMPLED,
             "gate_inverse": GateInverse.PAPER,
         }
@@ -236,6 +242,7 @@ def test_both_sides_scale_before_every_message_from_the_first_round():
         {
             "gate_encoding": GateEncoding.GATES,
             "message_gate_noise": GateNoise.DETERMINISTIC,
+            "local_gate_noise": GateNoise.DETERMINISTIC,
             "gate_inverse": GateInverse.EXACT,
             "min_default_gate": 0.3,
             "gate_rate": 0.05,

@@ -10,8 +10,7 @@ def test_each_scaling_follows_its_formula():
     log_alpha = torch.tensor([2.0, 2.0, -2.0, -2.0])
     chosen = torch.tensor([True, False, True, False])
     scaled = {kind: schedules.scale_log_alpha(log_alpha, chosen, 0.5, kind).tolist() for kind in LogAlphaScaling}
-    assert scaled[LogAlphaScaling.ADDITIVE] == [2.5, 1.5, -1.5, -2.5]
-    assert scaled[LogAlphaScaling.SIGN_AWARE] == [3.0, 1.0, -1.0, -3.0]
+    assert scaled[LogAlphaScaling.LINEAR] == [7.0, -5.0, 5.0, -7.0]
     assert scaled[LogAlphaScaling.LITERAL] == [3.0, 1.0, -3.0, -1.0]
     assert scaled[LogAlphaScaling.OFF] == log_alpha.tolist()
 
@@ -25,7 +24,16 @@ def test_the_literal_scaling_never_closes_an_open_gate():
 
 def test_scaling_stays_inside_the_limits():
     far = torch.tensor([11.9, -11.9])
-    assert schedules.scale_log_alpha(far, torch.tensor([True, False]), 0.5, LogAlphaScaling.ADDITIVE).tolist() == [12.0, -12.0]
+    assert schedules.scale_log_alpha(far, torch.tensor([True, True]), 0.5, LogAlphaScaling.LITERAL).tolist() == [12.0, -12.0]
+
+
+def test_linear_scaling_moves_by_equal_steps_and_ends_at_the_limits():
+    path = [torch.tensor([2.0, 2.0])]
+    for left in range(10, 0, -1):
+        path.append(schedules.scale_log_alpha(path[-1], torch.tensor([True, False]), 1 / left, LogAlphaScaling.LINEAR))
+    steps = torch.stack(path).diff(dim=0)
+    torch.testing.assert_close(steps, torch.tensor([1.0, -1.4]).expand(10, 2))
+    assert path[-1].tolist() == [12.0, -12.0]
 
 
 def test_the_cubic_schedule_decreases_from_the_initial_density_to_the_target():

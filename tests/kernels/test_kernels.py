@@ -111,6 +111,12 @@ def feature_tables():
 FEATURES = torch.arange(3, 90, 2)
 
 
+def feature_noise():
+    noise = torch.rand(1, 17 * len(FEATURES), generator=torch.Generator().manual_seed(4))
+    noise[0, :2] = torch.tensor([0.0, 1.0])
+    return noise
+
+
 def sparse_steps():
     tables = feature_tables()
     active = tables.active_gates(SHAPE, FEATURES)
@@ -176,7 +182,7 @@ CASES = {
     "indexed_rows_gradient": (indexed_examples, 1e-5, 1e-5),
     "csr_matmul": (lambda: [(x, vectors(1, size=1200).view(1, 3, 400)) for x, _ in sparse_batches()], 1e-5, 1e-5),
     "csr_matmul_transposed": (lambda: [(x, vectors(1, size=18).view(1, 3, 6)) for x, _ in sparse_batches()], 1e-5, 1e-5),
-    "active_gates": (lambda: [(feature_tables(), SHAPE, FEATURES)], 2e-6, 1e-6),
+    "active_gates": (lambda: [(feature_tables(), SHAPE, FEATURES, noise, NOISE_MARGIN) for noise in (None, feature_noise())], 2e-6, 1e-6),
     "gated_step": (sparse_steps, 2e-6, 1e-6),
     "convolution": (images, 2e-5, 1e-5),
     "max_pooling": (pooled_images, 0.0, 0.0),

@@ -75,7 +75,7 @@ class BaseAlgorithm(ABC):
     """n(B): local steps per round"""
     learning_rate: float = 1.0
     """learning rate of the weights: the step size, or the factor of the Polyak step"""
-    final_learning_rate_fraction: float = 0.1
+    final_learning_rate_fraction: float = 0.02
     """the learning rate decays along a half cosine to this fraction"""
     step_rule: StepRule = StepRule.POLYAK
     """step size of a client: the learning rate, capped at 1/L, or Polyak's"""
@@ -156,7 +156,7 @@ class BaseAlgorithm(ABC):
     def workload(self) -> Workload:
         """One exchange per round with `local_steps` local steps."""
         batch_size = None if self.batch_size == "all" else self.batch_size
-        return Workload(1, self.local_steps, batch_size, self.step_rule is StepRule.CAPPED, self.batch_sampling)
+        return Workload(1, self.local_steps, batch_size, self.step_rule is not StepRule.CONSTANT, self.batch_sampling)
 
     @abstractmethod
     def init(self, layout: Layout, weights: Float[Tensor, " p"], draw: Draw) -> Any:
@@ -282,22 +282,31 @@ class BaseAlgorithm(ABC):
 
     def step_size(
         self,
+        objective: Objective,
         loss: Float[Tensor, " k"],
         gradient: Float[Tensor, "k p"],
         batch: Batch,
         clock: Clock,
         gate: Float[Tensor, "k p"] | None = None,
     ) -> Float[Tensor, "k 1"]:
-        """Return each client's step size along the gradient (times its gates, if given), before clipping."""
-        rate = self.learning_rate * self.learning_rate_factor(clock)
-        return optimizers.step_size(self.step_rule, rate, loss, gradient, batch.smoothness, gate)
+        """Return each client's step size along the gradient (times its gates, if given), before clipping.
+
+        Polyak's step takes a loss above that of the zero model for that loss (a step that went too far is not followed by a longer one)
+        and is at most 1/L (it assumes a minimal loss of 0, which noisy targets do not have): decision F10.
+        """
+        rate, smoothness = self.learning_rate * self.learning_rate_factor(clock), batch.smoothness
+        if self.step_rule is StepRule.POLYAK:
+            zero_loss = objective.zero_model_loss(batch)
+            loss = loss.clamp_min(0).minimum(zero_loss)
+            smoothness = None if smoothness is None else objective.local_smoothness(smoothness, loss / zero_loss)
+        return optimizers.step_size(self.step_rule, rate, loss, gradient, smoothness, gate)
 
     def gradient_and_step_size(
         self, objective: Objective, theta: Float[Tensor, "k p"], batch: Batch, clock: Clock
     ) -> tuple[Float[Tensor, "k p"], Float[Tensor, "k 1"]]:
         """Return the clipped gradient of the batch loss at theta, and the step size along it."""
         loss, gradient = objective.gradient(theta, batch)
-        return optimizers.clip_norm(gradient, self.max_gradient_norm), self.step_size(loss, gradient, batch, clock)
+        return optimizers.clip_norm(gradient, self.max_gradient_norm), self.step_size(objective, loss, gradient, batch, clock)
 
     # Messages
 

@@ -42,7 +42,6 @@ class FedSGD(BaseAlgorithm):
     step_rule: StepRule = StepRule.CONSTANT
     server_optimizer: Optimizer = Optimizer.ADAM
     server_learning_rate: float = 0.02
-    final_learning_rate_fraction: float = 0.02
 
     def __post_init__(self) -> None:
         """Validate the options."""

@@ -69,7 +69,6 @@ class Flops(GatedAlgorithm):
     step_rule: StepRule = StepRule.CONSTANT
     server_optimizer: Optimizer = Optimizer.ADAM
     server_learning_rate: float = 0.02
-    final_learning_rate_fraction: float = 0.02
 
     def __post_init__(self) -> None:
         """Validate the options."""
@@ -132,8 +131,8 @@ class Flops(GatedAlgorithm):
     def end_round(self, server: Server, clock: Clock) -> Server:
         """After `scaling_start`, scale log_alpha up at the top m of theta and down elsewhere (L155-157)."""
         log_alpha = server.log_alpha
-        if clock.round + 1 > max(self.scaling_start * clock.num_rounds, self.warmup):
-            log_alpha = self.scale_log_alpha(log_alpha, self.top_mask(server.weights, log_alpha, server.layout, clock))
+        if scalings_left := self.scalings_left(clock):
+            log_alpha = self.scale_log_alpha(log_alpha, self.top_mask(server.weights, log_alpha, server.layout, clock), scalings_left)
         return server._replace(log_alpha=self.solve_dual(log_alpha, server.layout, clock))
 
     @property

@@ -20,6 +20,7 @@ from fedsieve.core.optimizers import Moments, Optimizer, initial_moments
 from fedsieve.core.packets import Packet, SparseVector, sparse_packet
 from fedsieve.core.quantization import quantize, quantize_gates
 from fedsieve.core.random import Draw
+from fedsieve.core.schedules import DensitySchedule
 from fedsieve.core.types import Batch, Clock, EngineSupport, Layout, Objective, Reply
 
 
@@ -98,8 +99,9 @@ PAPER_RECIPE = PAPER_OPTIONS | {
 class FlopsPA(GatedAlgorithm):
     """FLoPS with parameter averaging and sparse messages in both directions.
 
-    By default messages contain log_alpha, and local steps use median gates (decision E9). Recipe paper is Algorithm 2 as printed; only
-    received gates stay 1e-6 away from 0 and 1, where the paper's inverse is infinite (decision E1).
+    By default messages contain log_alpha and become sparser until 80 % of the rounds, and log_alpha is scaled in the second half, so that
+    every gate ends open or closed (decision E9). Recipe paper is Algorithm 2 as printed; only received gates stay 1e-6 away from 0 and 1,
+    where the paper's inverse is infinite (decision E1).
     """
 
     recipes: ClassVar[Recipes] = {Recipe.PAPER: PAPER_RECIPE}
@@ -107,10 +109,10 @@ class FlopsPA(GatedAlgorithm):
 
     learning_rate: float = 1.5
     residual_decay: float = 0.95
+    density_schedule: DensitySchedule = DensitySchedule.CUBIC
+    anneal_end: float = 0.8
     initial_gate_probability: float = 0.9
-    log_alpha_scaling_rate: float = 0.02
-    scaling_start: float = 0.0
-    local_gate_noise: GateNoise = GateNoise.DETERMINISTIC
+    local_gate_noise: GateNoise = GateNoise.SAMPLED
     """gates in local steps: sampled, or their medians"""
     message_gate_noise: GateNoise = GateNoise.SAMPLED
     """gates in messages: sampled, or their medians"""
@@ -171,7 +173,7 @@ class FlopsPA(GatedAlgorithm):
         if self.has_single_gradient and groups is None:
             gate = self.local_gates(log_alpha, objective.layout, draw, "gates 0")
             loss, gradient = objective.gradient(weights * gate.value, batch)
-            step_size = self.step_size(loss, gradient, batch, clock, gate.value)
+            step_size = self.step_size(objective, loss, gradient, batch, clock, gate.value)
             gradient = optimizers.clip_norm(gradient, self.max_gradient_norm)
             weights, log_alpha = constraint.gated_sgd_step(
                 self.shape, weights, log_alpha, gradient, gate, step_size, multiplier, self.constraint_scale, size, rate, limit
@@ -187,23 +189,27 @@ class FlopsPA(GatedAlgorithm):
 
     def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
         """Send the top m of theta and z (L199-200), and the client's multiplier if it has its own."""
-        packet = self.encode_message(client.weights, client.log_alpha, client.layout, clock, draw)
+        packet = self.encode_message(client.weights, client.log_alpha, client.layout, clock, draw, 2 * self.scalings_left(clock))
         if self.dual_location is DualLocation.CLIENT:
             packet.scalars["multiplier"] = client.multiplier.to(torch.float32)
         return packet
 
     def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
-        """Average theta and z, theta~ = theta / z, phi from z, dual step (L183-186); the residual is kept (decision E5)."""
+        """Average theta and z, theta~ = theta / z, phi from z, dual step, scaling (L183-189); the residual is kept (decision E5)."""
         sends_gates = self.gate_encoding is GateEncoding.GATES
         mean = self.aggregate_replies(packet, replies, server.theta, clock, draw)
         gate = clip_received_gates(mean["gate"], server.layout) if sends_gates else mean["gate"]
         theta, moments = self.server_step(server, packet, mean["theta"])
-        log_alpha = self.solve_dual(self.normalize_log_alpha(self.log_alpha_from(gate), server.layout), server.layout, clock)
+        weights = theta / gate if sends_gates else theta
+        log_alpha = self.normalize_log_alpha(self.log_alpha_from(gate), server.layout)
         if self.dual_location is DualLocation.CLIENT:
             multiplier = mean["multiplier"][0]
         else:
             multiplier = self.ascend(server.multiplier, log_alpha, server.layout, clock)
-        weights = theta / gate if sends_gates else theta
+        if rounds_left := self.scalings_left(clock):
+            mask = self.top_mask(weights, log_alpha, server.layout, clock)
+            log_alpha = self.scale_log_alpha(log_alpha, mask, 2 * rounds_left - 1)
+        log_alpha = self.solve_dual(log_alpha, server.layout, clock)
         return server._replace(theta=theta, weights=weights, log_alpha=log_alpha, multiplier=multiplier, moments=moments)
 
     def ascend_locally(self, client: Client, clock: Clock) -> Float[Tensor, " k"]:
@@ -231,17 +237,23 @@ class FlopsPA(GatedAlgorithm):
     # Messages have the same form in both directions (L171)
 
     def encode_message(
-        self, weights: Float[Tensor, "*k p"], log_alpha: Float[Tensor, "*k p"], layout: Layout, clock: Clock, draw: Draw
+        self,
+        weights: Float[Tensor, "*k p"],
+        log_alpha: Float[Tensor, "*k p"],
+        layout: Layout,
+        clock: Clock,
+        draw: Draw,
+        scalings_left: int = 0,
     ) -> Packet:
-        """Scale log_alpha, sample z, return the top m of theta = theta~ z with their gates, and the mean of all other gates.
+        """Scale log_alpha if scalings are left, sample z, return the top m of theta = theta~ z, their gates and the mean of the others.
 
         A message contains (theta~, z) instead of (theta, z): quantizing theta~ does no harm if z is close to 0.
         """
         budget = self.message_budget(layout, clock)
         support = topk.top_k_indices(self.importance(weights, log_alpha), budget, layout.groups, layout.global_index)
         inside, outside = log_alpha.gather(-1, support), log_alpha
-        if clock.round >= max(self.scaling_start * clock.num_rounds, self.warmup):
-            inside, outside = self.scale_log_alpha(inside, True), self.scale_log_alpha(outside, False)
+        if scalings_left:
+            inside, outside = self.scale_log_alpha(inside, True, scalings_left), self.scale_log_alpha(outside, False, scalings_left)
         packet = sparse_packet(support, {"weights": weights}, self.bits, draw)
         if self.gate_encoding is GateEncoding.LOG_ALPHA:
             if layout.num_ungated:  # the limit of ungated coordinates would determine the scale of all levels

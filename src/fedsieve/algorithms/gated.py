@@ -157,10 +157,10 @@ class GatedAlgorithm(BaseAlgorithm, ABC):
     """how the multiplier is found: ascent with restarts, mirror ascent on log_alpha (FLoPS, annealed density), bisection, or off"""
     dual_rate: float | None = None
     """learning rate of the dual variable per round (default: 5e-4 for ascent, the paper's with the mean scale; 1, at most 2, for mirror)"""
-    log_alpha_scaling: LogAlphaScaling = LogAlphaScaling.ADDITIVE
+    log_alpha_scaling: LogAlphaScaling = LogAlphaScaling.LINEAR
     """how log_alpha of the top m weights and of the others is pushed apart"""
     log_alpha_scaling_rate: float = 0.5
-    """r: strength of the scaling per round"""
+    """r: strength of the literal scaling"""
     scaling_start: float = 0.5
     """fraction of the rounds after which scaling starts"""
     log_alpha_limit: float = LOG_ALPHA_LIMIT
@@ -247,7 +247,7 @@ class GatedAlgorithm(BaseAlgorithm, ABC):
         for r in range(self.gate_samples):
             gate = self.local_gates(log_alpha, objective.layout, draw, f"gates {r}")
             loss, gradient = objective.gradient(weights * gate.value, batch)
-            step_size = self.step_size(loss, gradient, batch, clock, gate.value)
+            step_size = self.step_size(objective, loss, gradient, batch, clock, gate.value)
             by_weight, by_gate = gates.chain_rule(optimizers.clip_norm(gradient, self.max_gradient_norm), weights, gate)
             samples.append(GateGradients(by_weight, budgets.sum_within_groups(by_gate, objective.layout.groups), step_size))
         if self.gate_samples == 1:
@@ -335,9 +335,16 @@ class GatedAlgorithm(BaseAlgorithm, ABC):
         """Return the mask of the top m of theta."""
         return topk.top_mask(self.importance(weights, log_alpha), self.message_budget(layout, clock), layout.groups)
 
-    def scale_log_alpha(self, log_alpha: Float[Tensor, "*k p"], mask: Bool[Tensor, "*k p"] | bool) -> Float[Tensor, "*k p"]:
-        """Return log_alpha increased under the mask and decreased elsewhere (L155-157)."""
-        return schedules.scale_log_alpha(log_alpha, mask, self.log_alpha_scaling_rate, self.log_alpha_scaling, self.log_alpha_limit)
+    def scalings_left(self, clock: Clock) -> int:
+        """Return the number of rounds left, this one included, or 0 before scaling starts."""
+        return clock.num_rounds - clock.round if clock.round >= max(self.scaling_start * clock.num_rounds, self.warmup) else 0
+
+    def scale_log_alpha(
+        self, log_alpha: Float[Tensor, "*k p"], mask: Bool[Tensor, "*k p"] | bool, scalings_left: int
+    ) -> Float[Tensor, "*k p"]:
+        """Return log_alpha increased under the mask and decreased elsewhere (L155-157); the last scaling reaches the limits (C1)."""
+        rate = 1 / scalings_left if self.log_alpha_scaling is LogAlphaScaling.LINEAR else self.log_alpha_scaling_rate
+        return schedules.scale_log_alpha(log_alpha, mask, rate, self.log_alpha_scaling, self.log_alpha_limit)
 
     # The model
 

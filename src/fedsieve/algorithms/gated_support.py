@@ -9,6 +9,7 @@ from torch import Tensor
 from fedsieve.algorithms.gated import GatedAlgorithm
 from fedsieve.core import constraint
 from fedsieve.core.feature_tables import FeatureTables
+from fedsieve.core.random import Draw
 from fedsieve.core.types import Batch, Clock, EngineSupport, LinearObjective
 
 MAX_FIRST_ORDER_DRIFT = 0.01
@@ -18,16 +19,17 @@ MAX_FIRST_ORDER_DRIFT = 0.01
 def gated_support(
     algorithm: GatedAlgorithm, *, deterministic: bool, unseen_weights_are_equal: bool, needs_all_gates: bool
 ) -> EngineSupport:
-    """Return the engine support; `deterministic` says whether local steps use median gates."""
+    """Return the engine support; local steps use median gates if `deterministic`, else sampled gates."""
 
     def apply_skipped_steps(client: Any, num_skipped: Float[Tensor, "k p"], clock: Clock) -> Any:
         return client._replace(log_alpha=drift_log_alpha(algorithm, client, num_skipped, clock))
 
-    def fused_step(objective: LinearObjective, client: Any, indices: Int64[Tensor, " n"], batch: Batch, clock: Clock) -> bool:
+    def fused_step(objective: LinearObjective, client: Any, indices: Int64[Tensor, " n"], batch: Batch, clock: Clock, draw: Draw) -> bool:
         layout = objective.layout
-        if not deterministic or layout.num_ungated or layout.groups is not None or algorithm.max_gradient_norm < torch.inf:
+        if layout.num_ungated or layout.groups is not None or algorithm.max_gradient_norm < torch.inf:
             return False
-        step_in_place(algorithm, objective, client, indices, batch, clock)
+        noise = None if deterministic else draw("gates 0", layout.size)
+        step_in_place(algorithm, objective, client, indices, batch, clock, noise)
         return True
 
     single = algorithm.gate_samples == 1 and not algorithm.entropy
@@ -42,14 +44,20 @@ def gated_support(
 
 
 def step_in_place(
-    algorithm: GatedAlgorithm, objective: LinearObjective, client: Any, indices: Int64[Tensor, " n"], batch: Batch, clock: Clock
+    algorithm: GatedAlgorithm,
+    objective: LinearObjective,
+    client: Any,
+    indices: Int64[Tensor, " n"],
+    batch: Batch,
+    clock: Clock,
+    noise: Float[Tensor, "1 m"] | None,
 ) -> None:
-    """Take a local step with median gates on the features `indices`, in place: no vector is copied."""
+    """Take a local step on the features `indices`, in place: no vector is copied. Gates are medians, or sampled with the noise."""
     tables = FeatureTables(*(part.view(-1, objective.num_outputs) for part in (client.weights, client.log_alpha)))
-    theta, value, derivative = tables.active_gates(algorithm.shape, indices)
+    theta, value, derivative = tables.active_gates(algorithm.shape, indices, noise)
     loss, gradient = objective.gradient(theta, batch)
     by_weight, rate = value.mul_(gradient), algorithm.gate_rate * algorithm.learning_rate_factor(clock)
-    step_size = algorithm.step_size(loss, by_weight, batch, clock)
+    step_size = algorithm.step_size(objective, loss, by_weight, batch, clock)
     size, scale = client.layout.num_gated, algorithm.constraint_scale
     tables.gated_step(
         algorithm.shape,

@@ -99,7 +99,7 @@ class Sieve(Rules):
         now, layout = self.heeding(client.packet), objective.layout
         gate = now.gate(client.log_alpha, layout, clock, draw)
         loss, gradient = objective.gradient(client.weights * gate, batch)
-        size = now.stride * now.step_size(loss.minimum(objective.zero_model_loss(batch)), gradient, batch, clock)
+        size = now.stride * now.step_size(objective, loss, gradient, batch, clock)
         gradient = optimizers.clip_norm(gradient, now.max_gradient_norm)
         saliency = budgets.sum_within_groups(client.weights * gradient, layout.groups)
         kept = budget_total(now.message_budget(client.layout, clock))

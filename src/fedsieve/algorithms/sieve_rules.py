@@ -117,6 +117,7 @@ class Rules(BaseAlgorithm):
     """the gates' distribution"""
 
     learning_rate: float = 2.0
+    final_learning_rate_fraction: float = 0.1
     batch_size: int | Literal["all"] = 64
     client_weighting: ClientWeighting = field(default=ClientWeighting.SQRT, metadata={"section": "federation"})
     server_learning_rate: float = 1.0

@@ -46,6 +46,12 @@ class SparseBatch:
         rows[np.repeat(np.arange(len(rows)), np.diff(self.row_starts)), self.columns] = self.values
         return torch.from_numpy(rows)[None]
 
+    @property
+    def row_squares(self) -> Float[np.ndarray, " b"]:
+        """The squared norm of every example."""
+        rows = np.repeat(np.arange(len(self.row_starts) - 1), np.diff(self.row_starts))
+        return np.bincount(rows, self.values.astype(np.float64) ** 2, len(self.row_starts) - 1).astype(self.values.dtype)
+
     @cached_property
     def scipy_matrix(self) -> Any:
         """The examples as a matrix of SciPy."""

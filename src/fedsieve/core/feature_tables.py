@@ -8,12 +8,12 @@ from torch import Tensor
 
 from fedsieve.core import constraint, gates
 from fedsieve.core.constraint import ConstraintScale
-from fedsieve.core.gates import LOG_ALPHA_LIMIT, HardConcrete
+from fedsieve.core.gates import LOG_ALPHA_LIMIT, NOISE_MARGIN, HardConcrete
 from fedsieve.kernels import accelerated
 
 
 class ActiveGates(NamedTuple):
-    """Of each touched coordinate: theta = theta~ z, the gate z at its median, and theta~ dz/dphi."""
+    """Of each touched coordinate: theta = theta~ z, the gate z, and theta~ dz/dphi."""
 
     theta: Tensor
     value: Tensor
@@ -29,11 +29,17 @@ class FeatureTables(NamedTuple):
     weights: Float[Tensor, "f c"]
     log_alpha: Float[Tensor, "f c"]
 
-    @accelerated("sparse", "active_gates", tensors=TABLES, size=lambda self, *_: self.weights.numel(), returns=ActiveGates)
-    def active_gates(self, shape: HardConcrete, feature_indices: Int64[Tensor, " n"]) -> ActiveGates:
-        """The features at some places."""
+    @accelerated("sparse", "active_gates", tensors=(*TABLES, "noise"), size=lambda self, *_: self.weights.numel(), returns=ActiveGates)
+    def active_gates(
+        self,
+        shape: HardConcrete,
+        feature_indices: Int64[Tensor, " n"],
+        noise: Float[Tensor, "1 m"] | None = None,
+        noise_margin: float = NOISE_MARGIN,
+    ) -> ActiveGates:
+        """The gates of some features at their medians, or sampled with uniform noise."""
         weights, log_alpha = self._select_features(feature_indices)
-        gate = gates.median_gates(shape, log_alpha)
+        gate = gates.median_gates(shape, log_alpha) if noise is None else gates.sample(shape, log_alpha, noise, noise_margin)
         return ActiveGates(weights * gate.value, gate.value, gate.derivative.mul_(weights))
 
     @accelerated("sparse", "gated_step", tensors=TABLES, size=lambda self, *_: self.weights.numel())

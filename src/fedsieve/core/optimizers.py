@@ -36,7 +36,7 @@ class StepRule(StrEnum):
     CAPPED = "capped"
     """min(learning rate, 1/L) with the smoothness L of the client's loss (linear models)"""
     POLYAK = "polyak"
-    """learning rate * loss / |g|^2: invariant to the scale of data and model"""
+    """min(learning rate * loss / |g|^2, 1/L): invariant to the scale of data and model"""
 
 
 def initial_moments(like: Float[Tensor, " n"]) -> Moments:
@@ -105,7 +105,9 @@ def step_size(
     if rule is StepRule.POLYAK:
         gradient = gradient if gate is None else gradient * gate
         square = (gradient * gradient).sum(-1, keepdim=True)
-        return rate * loss[..., None] / square.clamp_min(torch.finfo(gradient.dtype).tiny)
+        smallest = torch.finfo(gradient.dtype).tiny
+        step = rate * loss[..., None] / square.clamp_min(smallest)
+        return step if smoothness is None else step.minimum(1 / smoothness[..., None].clamp_min(smallest))
     if rule is StepRule.CAPPED:
         assert smoothness is not None, "the engine computes the smoothness for algorithms with the step rule capped"
         return torch.clamp_max(1 / smoothness[..., None], rate)

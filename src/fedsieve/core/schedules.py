@@ -13,10 +13,8 @@ from fedsieve.core.gates import LOG_ALPHA_LIMIT
 class LogAlphaScaling(StrEnum):
     """Change of log_alpha at the top m weights and at the others (L155-157, decision C1)."""
 
-    ADDITIVE = "additive"
-    """+r and -r"""
-    SIGN_AWARE = "sign-aware"
-    """+r |log_alpha| and -r |log_alpha|"""
+    LINEAR = "linear"
+    """a part r of the distance to the upper and to the lower limit; r is one over the number of scalings left in the run"""
     LITERAL = "literal"
     """(1 + r) log_alpha and (1 - r) log_alpha, the paper's formula"""
     OFF = "off"
@@ -39,13 +37,9 @@ def scale_log_alpha(
     """log_alpha, raised if `mask` is set and lowered otherwise (L155-157). The literal form never closes an open gate (decision C1)."""
     if kind is LogAlphaScaling.OFF:
         return log_alpha
-    if isinstance(mask, bool):
-        change = rate if mask else -rate
-    else:
-        change = torch.where(mask, log_alpha.new_tensor(rate), log_alpha.new_tensor(-rate))
-    if kind is not LogAlphaScaling.ADDITIVE:
-        change = change * (log_alpha.abs() if kind is LogAlphaScaling.SIGN_AWARE else log_alpha)
-    return (log_alpha + change).clamp_(-limit, limit)
+    sign = (1.0 if mask else -1.0) if isinstance(mask, bool) else torch.where(mask, log_alpha.new_tensor(1.0), log_alpha.new_tensor(-1.0))
+    change = sign * log_alpha if kind is LogAlphaScaling.LITERAL else sign * min(limit, LOG_ALPHA_LIMIT) - log_alpha
+    return log_alpha.add(change, alpha=rate).clamp_(-limit, limit)
 
 
 def scheduled_density(target: float, initial: float, progress: float, kind: DensitySchedule) -> float:

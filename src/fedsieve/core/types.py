@@ -188,7 +188,11 @@ class Objective(Protocol):
         ...
 
     def smoothness(self, examples: Batch, batch_size: int) -> Tensor:
-        """Smoothness L of the mini-batch loss of one client with these examples."""
+        """Smoothness L of the mini-batch loss of one client with these examples; 0 if no bound is known."""
+        ...
+
+    def local_smoothness(self, smoothness: Tensor, loss_fraction: Tensor) -> Tensor:
+        """Smoothness near weights whose loss is this fraction of the zero model's, at most 1."""
         ...
 
 
@@ -248,7 +252,7 @@ class EngineSupport:
     """whether all weights that are neither in the broadcast nor in the client's examples have the same state"""
     apply_skipped_steps: Callable[[Any, Tensor, Clock], Any] = _unchanged
     """(client, number of steps without a gradient per coordinate, clock) -> client after these steps"""
-    fused_step: Callable[["LinearObjective", Any, Tensor, Batch, Clock], bool] | None = None
+    fused_step: Callable[["LinearObjective", Any, Tensor, Batch, Clock, Draw], bool] | None = None
     """`client_step` in place, on some features of a client state that holds more; False if its options do not allow it"""
     needs_all_weights: str | None = None
     """why a local step cannot be restricted to the features of a batch, so that sparse examples are refused; None if it can"""

@@ -18,6 +18,7 @@ from fedsieve.algorithms.gated import GatedAlgorithm
 from fedsieve.algorithms.recipes import Recipe, parse_recipe
 from fedsieve.core.aggregation import Aggregator, ClientWeighting
 from fedsieve.core.budgets import floor_of_decimal
+from fedsieve.core.optimizers import StepRule
 from fedsieve.core.schedules import DensitySchedule
 from fedsieve.data.partition import Partition
 from fedsieve.experiments.config import SECTIONS, ByteCounting, CentralizedSteps, EvaluationSplit, FederationConfig, Precision, RunConfig
@@ -189,8 +190,7 @@ def _resolve_federation(config: RunConfig, task: Task, algorithm: BaseAlgorithm)
     client_weighting = federation.client_weighting
     if client_weighting is None:
         equal = is_private or federation.aggregator is not Aggregator.WEIGHTED
-        of_task = task.client_weighting if algorithm.recipe is Recipe.RECOMMENDED else None
-        client_weighting = ClientWeighting.UNIFORM if equal else of_task or algorithm.client_weighting
+        client_weighting = ClientWeighting.UNIFORM if equal else algorithm.client_weighting
     max_norm_ratio = federation.max_norm_ratio
     if max_norm_ratio is None:
         max_norm_ratio = inf if is_private else algorithm.default_max_norm_ratio
@@ -254,7 +254,7 @@ def _validate(run: ResolvedRun) -> None:
             f"algorithm.initial-density {initial_density:g} needs a density schedule, and the messages of this run have one density; "
             "add --algorithm.density-schedule cubic or leave it out"
         )
-    if algorithm.workload.needs_smoothness and not isinstance(run.objective, Linear):
+    if algorithm.step_rule is StepRule.CAPPED and not isinstance(run.objective, Linear):
         raise ValueError("algorithm.step-rule capped needs a bound on the curvature, which only linear models have; use polyak or constant")
     if run.device != "cpu" and not _has_device(run.device):
         raise ValueError(f"device {run.device} is not available on this machine; use --device cpu")

@@ -8,12 +8,9 @@ from typing import Any
 import numpy as np
 
 from fedsieve.algorithms.base import BaseAlgorithm
-from fedsieve.algorithms.defaults import DENSITY_ANNEALING, NETWORK_DEFAULTS, recipe_options, select_supported
-from fedsieve.algorithms.flops_pa import GateNoise
+from fedsieve.algorithms.defaults import NETWORK_DEFAULTS, recipe_options, select_supported
 from fedsieve.algorithms.recipes import Recipe
 from fedsieve.algorithms.sieve_rules import Ending, Uplink
-from fedsieve.core.aggregation import ClientWeighting
-from fedsieve.core.optimizers import StepRule
 from fedsieve.data import builtin, user_files, user_partition
 from fedsieve.data.builtin import BuiltinFiles
 from fedsieve.data.federated_dataset import FederatedDataset
@@ -26,20 +23,8 @@ from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.objectives.module import GateGranularity, Module
 from fedsieve.runtime.metrics import METRICS_BY_LOSS
 
-IMAGE_DEFAULTS = {
-    **DENSITY_ANNEALING,
-    "learning_rate": 3.0,
-    "batch_size": 64,
-    "log_alpha_scaling_rate": 0.3,
-    "local_gate_noise": GateNoise.SAMPLED,
-}
-"""Defaults for softmax on images; the last two apply to FLoPS-PA, which may close gates earlier with an annealed density."""
-CAPPED_STEP = {"step_rule": StepRule.CAPPED}
-"""Step sizes up to 1/L: the Polyak step assumes a minimal loss of 0, which noisy targets and small models do not have (decision F10)."""
 MAX_CLASS_VALUES = 20
 """The maximum number of distinct integers for which a target looks like classes."""
-MAX_CAPPED_FEATURES = 1000
-"""The maximum number of sparse features for which L is computed: it needs a client's examples as a dense matrix."""
 MIN_COHORT = 10
 """The minimum cohort size on a user's data, or all clients: a round with one client follows that client (decision F11)."""
 USER_DATA_SIEVE = {"uplink": Uplink.WEIGHTS, "ending": Ending.FROZEN}
@@ -62,16 +47,10 @@ class Task:
     """minimum cohort size, unless the participation is set by the user"""
     partition: Partition = Partition.QUANTITY
     density: float = 0.05
-    client_weighting: ClientWeighting | None = None
-    """client weighting (None: the default of the algorithm)"""
-    shared_options: Mapping[str, Any] = field(default_factory=dict)
-    """default options of every algorithm on this task"""
-    tuned_options: Mapping[str, Any] = field(default_factory=dict)
-    """options tuned on validation examples, for algorithms whose defaults do not apply to all tasks"""
+    is_network: bool = False
+    """whether algorithms have the defaults for networks"""
     sieve: Mapping[str, Any] = field(default_factory=dict)
     """options of sieve that differ from its defaults, for a user's data"""
-    option_rule: Callable[[type[BaseAlgorithm]], Mapping[str, Any]] = lambda _: {}
-    """further options that depend on the algorithm"""
 
     @property
     def metric(self) -> str:
@@ -148,7 +127,7 @@ def file_task(data: UserFiles, model: str | None) -> Task:
         return found._replace(note="; ".join(filter(None, (remark, found.note))) or None)
 
     classes = {Loss.LOGISTIC: np.float32, Loss.SOFTMAX: np.int64}.get(loss)
-    module, sparse = ":" in kind, not isinstance(table.x, np.ndarray)
+    module = ":" in kind
     return Task(
         description="your own rows",
         loss=loss,
@@ -158,11 +137,8 @@ def file_task(data: UserFiles, model: str | None) -> Task:
         clients=min(100, max(1, len(table.y) // 20)) if table.client is None else len(np.unique(table.client)),
         partition=Partition.QUANTITY if classes is None else Partition.LABEL,
         min_cohort=MIN_COHORT,
-        shared_options=NETWORK_DEFAULTS if module else {},
+        is_network=module,
         sieve=USER_DATA_SIEVE,
-        option_rule=lambda algorithm: (
-            {} if module else user_data_defaults(algorithm, make_linear(loss, features, outputs, GateGranularity.WEIGHT), sparse=sparse)
-        ),
     )
 
 
@@ -184,30 +160,13 @@ def class_warning(y: np.ndarray) -> str | None:
     return f"the target has {len(values)} different whole numbers and is predicted as a number; for classes use --model {model}"
 
 
-def user_data_defaults(algorithm_type: type[BaseAlgorithm], objective: Linear, *, sparse: bool) -> dict[str, Any]:
-    """Return the options of an algorithm for a linear model on a user's data."""
-    narrow = not sparse or objective.num_features <= MAX_CAPPED_FEATURES
-    default: Any = algorithm_type.batch_size  # a number in every algorithm
-    small = objective.loss is Loss.SQUARED or objective.layout.num_gated <= default
-    bounded = narrow and small and algorithm_type.step_rule is StepRule.POLYAK
-    return (CAPPED_STEP if bounded else {}) | (USER_DATA_SIEVE if algorithm_type.holds_everywhere else {})
-
-
 TASKS = {
     "lr": synthetic_task("lr", "sparse linear regression, generated", Loss.SQUARED),
     "lg": synthetic_task("lg", "two classes, generated", Loss.LOGISTIC),
     "mc": synthetic_task("mc", "many classes, generated", Loss.SOFTMAX),
     "digits": softmax_task("digits", "8 x 8 digits, shipped with scikit-learn", 64, 10, clients=20, density=0.1),
-    "mnist": softmax_task("mnist", "28 x 28 digits, softmax", 784, 10, client_weighting=ClientWeighting.SQRT, tuned_options=IMAGE_DEFAULTS),
-    "emnist": softmax_task(
-        "emnist",
-        "62 classes of characters, softmax",
-        784,
-        62,
-        clients=1000,
-        client_weighting=ClientWeighting.SQRT,
-        tuned_options={**IMAGE_DEFAULTS, "anneal_end": 0.8},
-    ),
+    "mnist": softmax_task("mnist", "28 x 28 digits, softmax", 784, 10),
+    "emnist": softmax_task("emnist", "62 classes of characters, softmax", 784, 62, clients=1000),
     "mnist-cnn": Task(
         description="28 x 28 digits, LeNet",
         loss=Loss.SOFTMAX,
@@ -215,7 +174,7 @@ TASKS = {
         load=partial(builtin.load_builtin_dataset, "mnist-cnn"),
         make_objective=lambda _, group: Module(module=lenet(), factory=lenet, granularity=group),
         partition=Partition.LABEL,
-        shared_options=NETWORK_DEFAULTS,
+        is_network=True,
     ),
     "rcv1": Task(
         description="newswire topics, 34 labels, sparse rows",
@@ -240,13 +199,10 @@ TASKS = {
 def default_options(
     task: Task, algorithm_type: type[BaseAlgorithm], model: str | None, recipe: Recipe = Recipe.RECOMMENDED
 ) -> dict[str, Any]:
-    """Return the default options of an algorithm on a task, or for a user's module; a recipe takes precedence over both."""
-    settings: dict[str, Any] = dict(NETWORK_DEFAULTS if model is not None and ":" in str(model) else task.shared_options)
-    defaults = select_supported(
-        algorithm_type,
-        {**settings, **(task.sieve if algorithm_type.holds_everywhere else task.tuned_options), **task.option_rule(algorithm_type)},
-    )
-    return defaults | recipe_options(algorithm_type, recipe, task.loss)
+    """Return the options of an algorithm that differ from its defaults: networks, sieve on a user's data and recipes have some."""
+    is_network = task.is_network or (model is not None and ":" in model)
+    options = (NETWORK_DEFAULTS if is_network else {}) | (task.sieve if algorithm_type.holds_everywhere else {})
+    return select_supported(algorithm_type, options) | recipe_options(algorithm_type, recipe, task.loss)
 
 
 def get_task(name: str, data: Any, model: str | None) -> Task:

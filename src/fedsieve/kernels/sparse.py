@@ -5,7 +5,7 @@ import numpy as np
 import torch
 from numba import float32, int32, int64
 
-from fedsieve.kernels.compilation import MATRIX, VECTOR, clip, compile_kernel, f32, fast_exp, prefer_512_bit
+from fedsieve.kernels.compilation import MATRIX, VECTOR, clip, compile_kernel, f32, fast_exp, fast_log, prefer_512_bit
 from fedsieve.kernels.linear import loss_and_slope
 from fedsieve.kernels.vector import penalty_per_gate
 
@@ -65,8 +65,11 @@ def gather_rows(table, indices, out):
             copy[j] = row[j]
 
 
-@compile_kernel(MATRIX, MATRIX, int64[::1], float32, float32, float32, VECTOR, VECTOR, VECTOR)
-def _active_gates(weights, log_alpha, feature_indices, temperature, stretch_low, stretch_high, theta, value, weighted_derivative):
+@compile_kernel(MATRIX, MATRIX, int64[::1], VECTOR, float32, float32, float32, float32, VECTOR, VECTOR, VECTOR)
+def _active_gates(
+    weights, log_alpha, feature_indices, noise, margin, temperature, stretch_low, stretch_high, theta, value, weighted_derivative
+):
+    """Gates at their medians if there is no noise."""
     prefer_512_bit()
     width, peak, outputs = stretch_high - stretch_low, (stretch_high - stretch_low) / temperature, weights.shape[1]
     w, phi = np.empty(BLOCK_FEATURES * outputs, f32), np.empty(BLOCK_FEATURES * outputs, f32)
@@ -76,6 +79,11 @@ def _active_gates(weights, log_alpha, feature_indices, temperature, stretch_low,
         gather_rows(log_alpha, some, phi)
         here = slice(begin * outputs, (begin + len(some)) * outputs)
         product, gate, slope = theta[here], value[here], weighted_derivative[here]
+        if len(noise):
+            u = noise[here]
+            for i in range(len(product)):
+                clipped_u = min(max(u[i], margin), f32(1) - margin)
+                phi[i] += fast_log(clipped_u / (f32(1) - clipped_u))
         for i in range(len(product)):
             s = f32(1) / (f32(1) + fast_exp(-phi[i] / temperature))
             z = s * width + stretch_low
@@ -85,10 +93,11 @@ def _active_gates(weights, log_alpha, feature_indices, temperature, stretch_low,
             slope[i] = w[i] * (peak * s * (f32(1) - s) if (z > f32(0)) & (z < f32(1)) else f32(0))
 
 
-def active_gates(tables, shape, feature_indices):
+def active_gates(tables, shape, feature_indices, noise, noise_margin):
     """Kernel of `FeatureTables.active_gates`."""
     out = [torch.empty(1, len(feature_indices) * tables.weights.shape[1]) for _ in range(3)]
-    _active_gates(*(part.numpy() for part in (*tables, feature_indices)), *shape, *(part[0].numpy() for part in out))
+    noise = torch.empty(0) if noise is None else noise[0]
+    _active_gates(*(part.numpy() for part in (*tables, feature_indices, noise)), noise_margin, *shape, *(part[0].numpy() for part in out))
     return out
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 from torch.nn import functional
 
-from fedsieve.core.batches import IndexedRows
+from fedsieve.core.batches import IndexedRows, SparseBatch
 from fedsieve.core.random import Draw, uniform_to_normal
 from fedsieve.core.types import Batch, CsrMatrix, Layout
 from fedsieve.kernels import accelerated
@@ -174,15 +174,27 @@ class Linear:
     def smoothness(self, examples: Batch, batch_size: int, num_iterations: int = 8) -> Float[Tensor, ""]:
         """Expected smoothness of a mini-batch (Gower 2019): between L of all examples (power iteration) and of the worst one."""
         x = examples.x
-        assert isinstance(x, Tensor), "smoothness is computed on dense examples"
-        x = torch.cat((x, torch.ones_like(x[:, :1])), dim=1) if self.intercept else x
-        n = len(x)
-        curvature = MAX_CURVATURE[self.loss] / (self.num_outputs if self.loss is Loss.MULTILABEL else 1)
-        direction = x.sum(0) + x[0]
+        if isinstance(x, Tensor):
+            x = x.flatten(1)
+            squares, multiply, multiply_transposed = (x * x).sum(-1), x.__matmul__, x.T.__matmul__
+        else:
+            assert isinstance(x, SparseBatch), "clients hold dense or sparse examples"
+            squares, multiply = torch.from_numpy(x.row_squares), lambda v: x.matmul(v[None, None])[0, 0]
+            multiply_transposed = lambda u: x.matmul_transposed(u[None, None])[0, :, 0]  # noqa: E731
+        n, constant = len(squares), 1.0 if self.intercept else 0.0
+        image = torch.ones_like(squares)
+        image[0] += 1  # the sum of centred examples is zero
+        eigenvalue, smallest = image.new_zeros(()), torch.finfo(image.dtype).tiny
         for _ in range(num_iterations):
-            direction = x.T @ (x @ (direction / torch.linalg.vector_norm(direction).clamp_min(torch.finfo(x.dtype).tiny)))
-        whole = torch.linalg.vector_norm(direction) / n
-        worst = (x * x).sum(-1).amax()
+            direction, mean = multiply_transposed(image), constant * image.sum()
+            norm = (direction.square().sum() + mean.square()).sqrt().clamp_min(smallest)
+            image = multiply(direction / norm) + constant * mean / norm
+            eigenvalue = image.square().sum()
         taken = min(batch_size, n)
         share = (n - taken) / (taken * max(n - 1, 1))
-        return curvature * ((1 - share) * whole + share * worst)
+        curvature = MAX_CURVATURE[self.loss] / (self.num_outputs if self.loss is Loss.MULTILABEL else 1)
+        return curvature * ((1 - share) * eigenvalue / n + share * (squares.amax() + constant))
+
+    def local_smoothness(self, smoothness: Float[Tensor, " k"], loss_fraction: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
+        """L of the squared loss, whose curvature is constant. That of other losses vanishes with the loss, at half of its bound (F10)."""
+        return smoothness if self.loss is Loss.SQUARED else smoothness * loss_fraction / 2

@@ -208,5 +208,9 @@ class Module:
         return torch.full((len(batch.y),), inf, device=batch.y.device)
 
     def smoothness(self, examples: Batch, batch_size: int) -> Tensor:
-        """An error: modules have no known bound on their curvature."""
-        raise ValueError("algorithm.step-rule capped needs a bound on the curvature, which only linear models have; use polyak or constant")
+        """0: modules have no known bound on their curvature, so that no step is limited by it."""
+        return torch.zeros((), device=examples.y.device)
+
+    def local_smoothness(self, smoothness: Float[Tensor, " k"], loss_fraction: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
+        """The smoothness, unchanged."""
+        return smoothness

@@ -88,9 +88,7 @@ class ClientData:
         if isinstance(self.x, Tensor):
             part = slice(int(self.offsets[client]), int(self.offsets[client + 1]))
             return Batch(self.x[part], self.y[part])
-        batch = self.sparse_batches(client, np.arange(self.num_examples(client))[None]).batch(0)[1]
-        assert isinstance(batch.x, SparseBatch)
-        return Batch(batch.x.dense[0].to(batch.y.device), batch.y[0])
+        return self.sparse_batches(client, np.arange(self.num_examples(client))[None]).batch(0)[1]
 
     def smoothness(self, clients: Sequence[int]) -> Tensor:
         """Return L of each client's mini-batch loss; it is computed once per client."""

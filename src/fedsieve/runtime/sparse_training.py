@@ -112,9 +112,9 @@ class SparseClientEngine:
             steps[indices] += 1
             batch, restricted = batch._replace(smoothness=smoothness), objective.with_features(len(indices))
             at = torch.from_numpy(indices).to(self.context.device)
-            if support.fused_step is not None and support.fused_step(restricted, active, at, batch, clock):
-                continue
             draw = self.dense.draw(clock, step, clients, partial(view.coordinate_indices, indices))
+            if support.fused_step is not None and support.fused_step(restricted, active, at, batch, clock, draw):
+                continue
             selected = self._map_vectors(partial(view.select, at), active)
             selected = algorithm.client_step(restricted, selected, batch, clock, draw)
             active = self._map_vectors(partial(view.assign, at), active, selected)
