@@ -54,6 +54,14 @@ def test_the_default_schedule_is_not_tried_twice(density, other):
     assert {options["density_schedule"] for options in candidates if "density_schedule" in options} == {other}
 
 
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_schedules_and_gate_noise_are_tuned_where_an_algorithm_has_them(name):
+    algorithm = algorithm_class(name)()
+    tried = {option for options in tuning.candidate_options(algorithm, tuning.NUM_TRIALS) for option in options}
+    wanted = {"density_schedule", "initial_density", "anneal_end", "local_gate_noise"}
+    assert wanted & algorithm.option_names() <= tried
+
+
 @pytest.mark.parametrize("name", ["fed-iter-ht", "sieve"])
 def test_options_survive_json(name):
     algorithm = algorithm_class(name)()

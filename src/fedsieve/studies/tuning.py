@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedsieve.algorithms.base import BaseAlgorithm
+from fedsieve.algorithms.flops_pa import GateNoise
 from fedsieve.core.schedules import DensitySchedule
 from fedsieve.core.settings import field_types, parse_settings
 from fedsieve.experiments.config import EvaluationSplit, RunConfig
@@ -20,24 +21,30 @@ from fedsieve.studies.results import Row
 from fedsieve.studies.runner import Condition, Study, compute_study
 
 CHOSEN_OPTIONS_FILE = "chosen.json"
-LEARNING_RATE_FACTORS = (1.0, 0.5, 2.0, 0.25, 4.0, 0.125)
+LEARNING_RATE_FACTORS = (0.5, 2.0, 0.25, 4.0, 0.125)
 BATCH_SIZES = (64, 32)
-DENSITY_ANNEALING = {"density_schedule": DensitySchedule.CUBIC, "initial_density": None}
+SCHEDULES = (
+    {"density_schedule": DensitySchedule.CONSTANT},
+    *(
+        {"density_schedule": DensitySchedule.CUBIC, "initial_density": start, "anneal_end": end}
+        for start, end in ((None, 0.5), (None, 0.8), (1.0, 0.8))
+    ),
+)
+"""Messages of one density, or from six times the density or all weights until half or 80 % of the rounds."""
+GATE_NOISE = tuple({"local_gate_noise": noise} for noise in GateNoise)
 NUM_TRIALS = 12
-"""Learning rates 1, 1/2 and 2 with two batch sizes, with and without a schedule; without schedules more learning rates are tried."""
 
 
 def candidate_options(algorithm: BaseAlgorithm, num_trials: int, fixed_options: frozenset[str] = frozenset()) -> list[dict[str, Any]]:
-    """Return the options to try: the defaults first, then other learning rates, batch sizes and schedules, except fixed options."""
+    """Return the options to try, except fixed ones: the defaults, then one change at a time, then other learning rates with each."""
     rate = "server_learning_rate" if algorithm.workload.exchanges > 1 else "learning_rate"
-    if "initial_density" in fixed_options:  # an initial density needs a schedule
-        fixed_options |= {"density_schedule"}
-    defaults = vars(algorithm) | {"density_schedule": algorithm.resolved_schedule}
-    candidates: list[dict[str, Any]] = [{}]
-    for factor, batch_size, is_annealed in product(LEARNING_RATE_FACTORS, (algorithm.batch_size, *BATCH_SIZES), (False, True)):
-        options: dict[str, Any] = {rate: factor * getattr(algorithm, rate), "batch_size": batch_size}
-        options |= DENSITY_ANNEALING if is_annealed else {"density_schedule": DensitySchedule.CONSTANT}
-        tunable = algorithm.option_names() - fixed_options
+    if fixed_options & {"density_schedule", "initial_density", "anneal_end"}:
+        fixed_options |= {*SCHEDULES[1]}
+    tunable, defaults = algorithm.option_names() - fixed_options, vars(algorithm) | {"density_schedule": algorithm.resolved_schedule}
+    rates: list[dict[str, Any]] = [{rate: factor * getattr(algorithm, rate)} for factor in LEARNING_RATE_FACTORS]
+    others: list[dict[str, Any]] = [*({"batch_size": size} for size in BATCH_SIZES), *SCHEDULES, *GATE_NOISE]
+    candidates: list[dict[str, Any]] = []
+    for options in ({}, *rates[:2], *others, *rates[2:], *(one | other for one, other in product(rates, others))):
         changed = {name: value for name, value in options.items() if name in tunable and value != defaults[name]}
         if changed not in candidates:
             candidates.append(changed)
