@@ -55,6 +55,12 @@ def test_a_polyak_step_does_not_depend_on_the_scale_of_the_loss():
     torch.testing.assert_close(one, scaled)
 
 
+def test_a_polyak_step_is_at_most_one_over_smoothness():
+    loss, g, smooth = torch.ones(3), torch.full((3, 4), 0.1), torch.tensor([2.0, 1e-3, 0.0])
+    assert optimizers.step_size(StepRule.POLYAK, 1.0, loss, g, smooth)[:, 0].tolist() == pytest.approx([0.5, 25.0, 25.0])
+    assert optimizers.step_size(StepRule.POLYAK, 1.0, torch.full((3,), -0.0), g, -0.0 * smooth)[:, 0].tolist() == [0.0, 0.0, 0.0]
+
+
 def test_a_capped_step_is_the_smaller_of_rate_and_one_over_smoothness():
     loss, g, smooth = torch.ones(2), torch.ones(2, 3), torch.tensor([2.0, 100.0])
     assert optimizers.step_size(StepRule.CAPPED, 0.1, loss, g, smooth)[:, 0].tolist() == pytest.approx([0.1, 0.01])

@@ -145,7 +145,7 @@ def test_private_clients_never_send_means_without_noise():
 
 def test_default_options_depend_on_the_data_file(capsys):
     main(["train", "--task", "file", "--data.path", "rows.npz", "--help"])
-    assert "capped" in capsys.readouterr().out.split("[choices: constant,")[1].split("[default:")[1].split("]")[0]
+    assert "frozen" in capsys.readouterr().out.split("[choices: exact,")[1].split("[default:")[1].split("]")[0]
 
 
 def test_integer_targets_that_may_be_classes_cause_a_note(tmp_path):

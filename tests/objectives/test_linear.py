@@ -66,6 +66,13 @@ def test_smoothness_of_one_row_batches_is_that_of_the_worst_row():
     assert float(objective.smoothness(rows, 1)) == pytest.approx(2 * float((rows.x**2).sum(-1).max()))
 
 
+def test_the_local_smoothness_falls_with_the_loss_except_of_the_squared_loss():
+    smooth, fraction = torch.tensor([4.0, 4.0]), torch.tensor([1.0, 0.25])
+    for loss in Loss:
+        objective, _, _ = case(loss)
+        assert objective.local_smoothness(smooth, fraction).tolist() == ([4.0, 4.0] if loss is Loss.SQUARED else [4.0 / 32, 1.0 / 32])
+
+
 @pytest.mark.parametrize("kept", [[3, 60, 149], range(150)])
 def test_predictions_equal_the_dense_product_in_every_representation(kept):
     objective = Linear(loss=Loss.SOFTMAX, num_features=50, num_outputs=3)
