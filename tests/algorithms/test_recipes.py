@@ -22,12 +22,14 @@ from fedsieve.core.random import server_sampler
 from fedsieve.core.schedules import DensitySchedule, LogAlphaScaling
 from fedsieve.core.types import Clock
 from fedsieve.data.synthetic import Synthetic
+from fedsieve.deployment.config import deployment_config
 from fedsieve.experiments.config import FederationConfig, RunConfig
 from fedsieve.experiments.config_io import load_run
 from fedsieve.experiments.resolve import resolve
 from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
 from fedsieve.experiments.tasks import TASKS, default_options
+from fedsieve.fitting import fit
 from fedsieve.objectives.linear import Linear, Loss
 
 PUBLISHED = (Flops, FlopsPA)
@@ -231,3 +233,25 @@ def test_a_result_has_its_metric_before_and_after_the_projection(name, tmp_path,
     ):
         assert result[key] == pytest.approx(Simulation(run).evaluate(parameters)["r2"], rel=1e-6)
     assert result["value"] != result["value_before_projection"]
+
+
+@pytest.mark.usefixtures("few_test_rows")
+def test_every_entry_point_takes_the_recipe(tmp_path, monkeypatch):
+    """Python with options or an object, Flower's run config, and a comparison, in which algorithms without recipes keep their defaults."""
+    monkeypatch.chdir(tmp_path)
+    from_options = resolve(RunConfig(algorithm_name="flops-pa", algorithm={"recipe": "paper", "bits": 16}, **SMALL)).algorithm
+    assert (from_options.recipe, from_options.bits, from_options.log_alpha_limit) == (Recipe.PAPER, 16, inf)
+    objective = Linear(loss=Loss.LOGISTIC, num_features=30)
+    settings = {"clients": 3, "algorithm.name": "flops-pa", "algorithm.recipe": "paper", "algorithm.bits": 16}
+    deployed = deployment_config(settings, objective).algorithm
+    assert (deployed.learning_rate, deployed.bits, deployed.client_weighting) == (0.1, 16, ClientWeighting.UNIFORM)
+    with pytest.raises(ValueError, match="flops, flops-pa"):
+        deployment_config(settings | {"algorithm.name": "sieve"}, objective)
+    x, y = torch.randn(40, 4), torch.randn(40, 1)
+    _, fitted = fit(torch.nn.Linear(4, 1), torch.nn.functional.mse_loss, [(x, y)], density=0.5, algorithm=FlopsPA(recipe="paper"), rounds=1)
+    assert fitted.nonzero == 2
+    small = ["--data.num-examples", "100", "--data.num-features", "40", "--federation.clients", "5", "--federation.participation", "0.4"]
+    words = ["compare", "--algorithms", "flops-pa,fed-avg", "--seeds", "0", "--rounds", "1", "--algorithm.recipe", "paper", "--quiet"]
+    assert main([*words, *small, "--out", "both"]) == 0
+    assert load_run(tmp_path / "both" / "flops-pa-seed0").algorithm.recipe is Recipe.PAPER
+    assert load_run(tmp_path / "both" / "fed-avg-seed0").algorithm == resolve(RunConfig(algorithm_name="fed-avg")).algorithm

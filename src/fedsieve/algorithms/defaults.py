@@ -45,7 +45,7 @@ def recipe_options(algorithm: type[BaseAlgorithm], recipe: Recipe, loss: Loss | 
     return {} if recipe is Recipe.RECOMMENDED else {name: value for name, value in values.items() if name in names} | {"recipe": recipe}
 
 
-def require_recipes(algorithm_name: str, recipe: str | None) -> None:
+def require_recipes(algorithm_name: str, recipe: object) -> None:
     """Raise ValueError if a recipe is set and the algorithm has none to choose from."""
     if recipe is not None and not algorithm_class(algorithm_name).recipes:
         having = ", ".join(name for name in ALGORITHMS if algorithm_class(name).recipes)
