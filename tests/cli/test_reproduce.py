@@ -8,6 +8,8 @@ from itertools import product
 import pytest
 
 from fedsieve.cli.main import main
+from fedsieve.core.aggregation import ClientWeighting
+from fedsieve.experiments.config import RunConfig
 from fedsieve.experiments.resolve import resolve
 from fedsieve.report import published, tables
 from fedsieve.studies.catalog import PAPER_STUDIES, STUDIES
@@ -124,8 +126,20 @@ def test_the_constraint_is_studied_from_both_starts(scale, densities):
 def test_the_papers_dual_rate_is_one_over_all_weights_per_exchange(task, size):
     study = BUILDERS["constraint"](SCALES[ScaleName.PAPER])
     cell = next(cell for cell in study.conditions if cell.label["task"] == task and cell.label["variant"] == "the paper's dual")
-    algorithm = resolve(cell.config_for_seed(0)).algorithm
-    assert algorithm.dual_learning_rate / algorithm.workload.exchanges == pytest.approx(1 / size)
+    run = resolve(cell.config_for_seed(0))
+    assert run.algorithm.dual_rate_per_round(run.objective.layout) / run.algorithm.workload.exchanges == pytest.approx(1 / size)
+
+
+@pytest.mark.parametrize("task", ["lr", "lg", "mc"])
+@pytest.mark.parametrize("algorithm", ["flops", "flops-pa"])
+def test_as_published_is_the_recipe_of_the_paper_on_every_task(task, algorithm):
+    study = BUILDERS["heterogeneity"](SCALES[ScaleName.SHORT])
+    wanted = {"task": task, "algorithm": algorithm, "setting": "as published"}
+    (cell,) = (cell for cell in study.conditions if wanted.items() <= cell.label.items())
+    literal = resolve(RunConfig(task=task, algorithm_name=algorithm, algorithm={"recipe": "paper"}))
+    found = resolve(cell.config_for_seed(0))
+    assert found.algorithm == literal.algorithm
+    assert found.federation.client_weighting == literal.federation.client_weighting == ClientWeighting.UNIFORM
 
 
 @pytest.mark.parametrize("name", ["table-1", "table-2", "regimes", "convergence"])

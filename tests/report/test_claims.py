@@ -77,12 +77,10 @@ def test_a_claim_that_depends_on_the_baseline_says_on_which():
     assert judged(52, table_1=rows).verdict == "holds: as published lr; does not hold: tuned lr"
 
 
-def dense_rows(algorithm, setting, value, expected=0.05, opened=0.05, dense=None):
+def dense_rows(algorithm, setting, value, expected=0.05, opened=0.05, dense=0.0):
     label = {"task": "lr", "algorithm": algorithm, "setting": setting, "skew": "non-iid", "target": 0.05}
-    names = {"expected_density": expected, "test_density": opened, "dense_value": dense}
-    return [
-        row(label, seed, r2=value + 0.001 * seed, **names | ({"dense_value": dense + 0.001 * seed} if dense else {})) for seed in (0, 1, 2)
-    ]
+    names = {"expected_density": expected, "test_density": opened}
+    return [row(label, seed, r2=value + 0.001 * seed, value_before_projection=dense + 0.001 * seed, **names) for seed in (0, 1, 2)]
 
 
 @pytest.mark.parametrize(("algorithm", "dense"), [("flops", "fed-sgd"), ("flops-pa", "fed-avg")])

@@ -87,7 +87,9 @@ def density_reached(studies: Studies, setting: str) -> list[Check]:
             checks += check_densities(case, group)
             name = metric_name(task, "quality")
             quantity = f"{name} minus that of dense {unconstrained}"
-            checks += check_difference(case | {"what": "little loss"}, quantity, group, dense, "value", -LITTLE_LOSS, "dense_value")
+            checks += check_difference(
+                case | {"what": "little loss"}, quantity, group, dense, "value", -LITTLE_LOSS, "value_before_projection"
+            )
     return checks
 
 

@@ -229,8 +229,8 @@ def count_reached(entries: Iterable[Mapping[str, Any]], setting: str) -> str:
 
 
 def value_before_projection(group: list[Row]) -> dict[str, float | None] | None:
-    """Return the metric before the final projection; None if the projection removed nothing or no run finished."""
-    value = results.mean_and_sd_over_seeds(group, "dense_value")
+    """Return the metric before the final projection; None if no run finished."""
+    value = results.mean_and_sd_over_seeds(group, "value_before_projection")
     return None if value["mean"] is None else value
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from fedsieve.algorithms import algorithm_class
 from fedsieve.algorithms.defaults import batches_per_round, select_supported
 from fedsieve.algorithms.flops_pa import GateNoise
+from fedsieve.algorithms.recipes import Recipe
 from fedsieve.core.aggregation import ClientWeighting
 from fedsieve.core.optimizers import StepRule
 from fedsieve.data.synthetic import Shift, Synthetic
@@ -48,8 +49,8 @@ COMPARED = (("flops", PUBLISHED), ("flops", RECOMMENDED), ("fed-iter-ht", PUBLIS
 
 
 def algorithm_options(scale: Scale, task: str, algorithm_name: str, **options: Any) -> dict[str, Any]:
-    """Return the options of an algorithm on a task: the defaults, then those of the study, then the local steps of the scale."""
-    defaults = default_options(TASKS[task], algorithm_class(algorithm_name), None)
+    """Return the options of an algorithm on a task: those of its recipe, then those of the study, then the local steps of the scale."""
+    defaults = default_options(TASKS[task], algorithm_class(algorithm_name), None, options.pop("recipe", Recipe.RECOMMENDED))
     return defaults | options | ({} if scale.local_steps is None else batches_per_round(algorithm_class(algorithm_name), scale.local_steps))
 
 
@@ -59,7 +60,7 @@ def published_options(task: str, algorithm_name: str, true_density: float, skew:
     These are a small constant learning rate and 32-bit messages.
     """
     if algorithm_name in UNCONSTRAINED:
-        return {"recipe": "paper"}
+        return {"recipe": Recipe.PAPER}
     rates = PUBLISHED_LEARNING_RATES_DENSE_TRUTH if true_density > 0.5 and skew == NON_IID else PUBLISHED_LEARNING_RATES
     return {
         "step_rule": StepRule.CONSTANT,

@@ -28,7 +28,7 @@ ALGORITHM_COLOURS = {
     "fed-l1": "#8C4B2F",
     "random-mask": "#7B5EA7",
 }
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A7A7A")
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A7A7A", "#B8A800", "#8C4B2F")
 CAPTION_CHARACTERS_PER_INCH, CAPTION_LINE_INCHES = 20, 0.13
 REFERENCE_COLOUR = "#7A7A7A"
 """The colour of reference lines and of everything without a colour of its own."""
