@@ -1,11 +1,11 @@
-from math import log
+from math import inf, log
 
 import pytest
 import torch
 
 from fedsieve.core import constraint
 from fedsieve.core.constraint import ConstraintScale
-from fedsieve.core.gates import HardConcrete, active_probability
+from fedsieve.core.gates import HardConcrete, active_probability, sample
 
 SHAPE = HardConcrete()
 
@@ -22,6 +22,41 @@ def test_the_slope_is_the_derivative_of_the_multiplied_constraint(form, total):
     torch.testing.assert_close(found, grad)
 
 
+def step_by_hand(phi, gradient, multiplier, rate, limit):
+    p = active_probability(SHAPE, phi)
+    return (phi - rate * (gradient + multiplier[:, None] * p * (1 - p) / 30)).clamp(-limit, limit)
+
+
+def test_a_step_of_log_alpha_descends_the_loss_and_the_penalty_within_the_limits():
+    phi, gradient, multiplier = 9 * log_alpha(2, 30), log_alpha(2, 30).flip(1), torch.tensor([0.0, 40.0], dtype=torch.float64)
+    found = constraint.step_log_alpha(SHAPE, phi, gradient, multiplier, ConstraintScale.MEAN, 30, 0.7)
+    torch.testing.assert_close(found, step_by_hand(phi, gradient, multiplier, 0.7, 12.0))
+    assert found.amax() == 12 and found.amin() == -12
+
+
+def test_a_gated_step_is_one_of_theta_and_one_of_phi():
+    phi, gradient, weights = log_alpha(2, 30), log_alpha(2, 30).flip(1), log_alpha(2, 30).flip(0)
+    gate = sample(SHAPE, phi, torch.rand(2, 30, generator=torch.Generator().manual_seed(5), dtype=torch.float64))
+    sizes, multiplier = torch.tensor([[0.1], [0.3]], dtype=torch.float64), torch.tensor([0.0, 40.0], dtype=torch.float64)
+    found = constraint.gated_sgd_step(SHAPE, weights, phi, gradient, gate, sizes, multiplier, ConstraintScale.MEAN, 30, 0.7, 1.5)
+    torch.testing.assert_close(found[0], weights - sizes * gradient * gate.value)
+    torch.testing.assert_close(found[1], step_by_hand(phi, gradient * weights * gate.derivative, multiplier, 0.7, 1.5))
+
+
+def test_skipped_steps_apply_the_penalty_as_often():
+    phi, multiplier = 9 * log_alpha(2, 30), torch.tensor([2.0, 40.0], dtype=torch.float64)
+    skipped = torch.arange(60, dtype=torch.float64).reshape(2, 30) % 4
+    found = constraint.apply_penalty(SHAPE, phi, skipped, multiplier, ConstraintScale.MEAN, 30, 0.7)
+    once = step_by_hand(phi, torch.zeros_like(phi), multiplier, 0.7, inf) - phi
+    torch.testing.assert_close(found, (phi + skipped * once).clamp(-12, 12))
+
+
+def test_a_dual_step_on_the_gap_is_an_ascent_on_it():
+    phi, multiplier = log_alpha(30), torch.tensor(2.0, dtype=torch.float64)
+    for density, expected in ((0.1, 2 + 0.5 * (float(active_probability(SHAPE, phi).mean()) - 0.1)), (0.99, 0.0)):
+        assert float(constraint.ascend_on_gap(SHAPE, phi, multiplier, density, 0.5)) == pytest.approx(expected)
+
+
 def test_the_gap_is_the_mean_open_probability_less_the_target():
     phi = log_alpha(4, 30)
     torch.testing.assert_close(constraint.gap(SHAPE, phi, 0.05), active_probability(SHAPE, phi).mean(-1) - 0.05)
@@ -31,6 +66,7 @@ def test_the_multiplier_restarts_when_the_constraint_holds():
     violated, held = torch.tensor(0.2), torch.tensor(-0.01)
     assert float(constraint.ascend(torch.tensor(1.0), violated, 0.5)) == pytest.approx(1.1)
     assert float(constraint.ascend(torch.tensor(1.0), held, 0.5)) == 0.0
+    assert float(constraint.ascend(torch.tensor(1.0), torch.tensor(0.0), 0.5)) == 0.0
 
 
 def charged(phi, density, rate, steps):

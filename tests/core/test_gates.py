@@ -41,6 +41,35 @@ def test_the_slope_is_the_derivative_that_autograd_finds():
     assert (found.derivative[(found.value == 0) | (found.value == 1)] == 0).all()
 
 
+def test_noise_at_its_bounds_is_moved_inside_by_the_margin():
+    log_alpha, noise = torch.tensor([20.0, -20.0], dtype=torch.float64), torch.tensor([0.0, 1.0], dtype=torch.float64)
+    inside = noise.clamp(1e-6, 1 - 1e-6)
+    assert torch.equal(gates.sample(SHAPE, log_alpha, noise).derivative, gates.sample(SHAPE, log_alpha, inside, 0.0).derivative)
+    near = gates.sample(SHAPE, torch.logit(1 - inside), noise)  # the noise and log_alpha cancel
+    torch.testing.assert_close(near.value, torch.full_like(noise, 0.5))
+
+
+def test_the_chain_rule_gives_the_gradients_of_autograd():
+    weights, gradient, noise = uniform(25, seed=2) - 0.5, uniform(25, seed=3) - 0.5, uniform(25)
+    inputs = weights.clone().requires_grad_(), LOG_ALPHA.clone().requires_grad_()
+    z = torch.clamp(torch.sigmoid((torch.logit(noise) + inputs[1]) / 0.66) * 1.2 - 0.1, 0, 1)
+    expected = torch.autograd.grad((inputs[0] * z * gradient).sum(), inputs)
+    torch.testing.assert_close(gates.chain_rule(gradient, weights, gates.sample(SHAPE, LOG_ALPHA, noise)), expected)
+
+
+def test_median_gates_are_samples_at_half_noise_with_their_derivative():
+    half = gates.sample(SHAPE, LOG_ALPHA, torch.full_like(LOG_ALPHA, 0.5))
+    torch.testing.assert_close(gates.median_gates(SHAPE, LOG_ALPHA), half)
+
+
+@pytest.mark.parametrize("kind", GateAtTest)
+def test_the_gated_magnitude_is_that_of_weight_times_test_gate(kind):
+    weights = uniform(25, seed=2) - 0.5
+    z = gates.compute_test_gates(SHAPE, LOG_ALPHA, kind)
+    assert (z == 0).any()
+    torch.testing.assert_close(gates.gated_magnitude(SHAPE, weights, LOG_ALPHA, kind, 0.01), weights.abs() * z.clamp_min(0.01))
+
+
 def test_the_median_gate_is_closed_iff_the_gate_is_open_less_than_half_the_time():
     closed = gates.compute_test_gates(SHAPE, LOG_ALPHA) == 0
     assert torch.equal(closed, gates.active_probability(SHAPE, LOG_ALPHA) < 0.5)
@@ -65,6 +94,15 @@ def test_the_papers_inverse_stays_finite_at_closed_and_open_gates():
     assert found.isfinite().all()
     assert found[1] == 0
     torch.testing.assert_close(found[2], torch.tensor(0.66 * 13.815509557963774, dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+def test_the_papers_inverse_is_the_scaled_logit_of_a_gate():
+    z = torch.linspace(0.01, 0.99, 9, dtype=torch.float64)
+    torch.testing.assert_close(gates.paper_inverse(SHAPE, z), 0.66 * torch.log(z / (1 - z)))
+
+
+def test_larger_noise_starts_a_gate_further_open():
+    assert (gates.initial_log_alpha(torch.linspace(0.01, 0.99, 9), 0.5).diff() > 0).all()
 
 
 def test_initial_gates_have_the_papers_mean_and_variance():

@@ -1,5 +1,6 @@
 """Schedules of density and log_alpha."""
 
+import pytest
 import torch
 
 from fedsieve.core import schedules
@@ -13,6 +14,14 @@ def test_each_scaling_follows_its_formula():
     assert scaled[LogAlphaScaling.LINEAR] == [7.0, -5.0, 5.0, -7.0]
     assert scaled[LogAlphaScaling.LITERAL] == [3.0, 1.0, -3.0, -1.0]
     assert scaled[LogAlphaScaling.OFF] == log_alpha.tolist()
+
+
+@pytest.mark.parametrize("kind", LogAlphaScaling)
+def test_one_mask_for_all_gates_is_the_same_as_equal_masks(kind):
+    log_alpha = torch.tensor([2.0, -1.0, 0.5])
+    for chosen in (True, False):
+        found = schedules.scale_log_alpha(log_alpha, chosen, 0.5, kind)
+        assert torch.equal(found, schedules.scale_log_alpha(log_alpha, torch.full((3,), chosen), 0.5, kind))
 
 
 def test_the_literal_scaling_never_closes_an_open_gate():
@@ -42,3 +51,12 @@ def test_the_cubic_schedule_decreases_from_the_initial_density_to_the_target():
     assert values[10:] == [0.05, 0.05]
     assert all(a >= b for a, b in zip(values, values[1:], strict=False))
     assert schedules.scheduled_density(0.05, 0.5, 0.0, DensitySchedule.CONSTANT) == 0.05
+    excess = [value - 0.05 for value in values]
+    assert excess[5] / excess[0] == pytest.approx(0.5**3)  # half way, the cube of a half is left
+
+
+def test_the_learning_rate_falls_along_half_a_cosine_and_stays_at_its_end():
+    path = [schedules.cosine_decay(t / 12, 0.1) for t in range(16)]
+    assert path[0] == 1.0 and path[6] == pytest.approx(0.55) and path[12:] == pytest.approx([0.1] * 4)
+    assert path[4] == pytest.approx(0.1 + 0.9 * 0.75)  # cos 60 degrees is a half
+    assert {schedules.cosine_decay(t / 12, 1.0) for t in range(16)} == {1.0}
