@@ -5,7 +5,9 @@ import pytest
 import torch
 from scipy import optimize, stats
 
-from fedsieve.core.aggregation import Aggregator, ClientWeighting, client_weights, mean, riemannian_mean
+from fedsieve.core.aggregation import Aggregator, ClientWeighting, client_weights, mean, quantized_mean, riemannian_mean, sparse_mean
+from fedsieve.core.packets import SparseVector
+from fedsieve.core.quantization import quantize
 from fedsieve.core.robust_aggregation import geometric_median, krum_selection, median, robust_aggregate, trimmed_mean
 
 EXAMPLES = (1.0, 4.0, 15.0)
@@ -30,6 +32,26 @@ def test_client_weights_follow_their_definitions():
 def test_the_mean_is_the_weighted_sum():
     weights = client_weights(EXAMPLES, ClientWeighting.EXAMPLES, torch.float64)
     torch.testing.assert_close(mean(vectors(), weights), weights @ vectors())
+
+
+@pytest.mark.parametrize("default", [None, torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)])
+def test_the_mean_of_sparse_vectors_is_that_of_the_full_ones(default):
+    weights = client_weights(EXAMPLES, ClientWeighting.EXAMPLES, torch.float64)
+    stack = SparseVector(vectors(3, 4), torch.tensor([[0, 3, 5, 9], [1, 3, 5, 6], [0, 1, 2, 3]]), default)
+    torch.testing.assert_close(sparse_mean(stack, weights, 10), weights @ stack.densify(None, 10))
+    whole = SparseVector(vectors())
+    torch.testing.assert_close(sparse_mean(whole, weights, 20), weights @ vectors())
+
+
+def test_the_mean_of_quantized_vectors_is_that_of_the_decoded_ones():
+    weights = client_weights(EXAMPLES, ClientWeighting.EXAMPLES, torch.float64)
+    field = quantize(vectors(), 8, lambda purpose, size: torch.full((3, size), 0.5, dtype=torch.float64), "x", zero_free=True)
+    torch.testing.assert_close(quantized_mean(field, weights), weights @ field.decode(torch.float64))
+
+
+def test_the_riemannian_mean_converges_within_its_default_iterations():
+    weights = client_weights(EXAMPLES, ClientWeighting.EXAMPLES, torch.float64)
+    torch.testing.assert_close(riemannian_mean(vectors(), weights), riemannian_mean(vectors(), weights, 60), rtol=1e-3, atol=1e-3)
 
 
 def test_the_riemannian_mean_of_equal_vectors_is_that_vector():
@@ -165,3 +187,52 @@ def test_a_client_is_judged_by_all_it_sent_and_no_part_drowns_the_other(kind):
     weights[6] = -50.0
     found = robust_aggregate({"theta": weights, "gate": gates}, uniform(7), kind, 0.2)
     assert ((found["theta"] > 0.5) & (found["theta"] < 1.5)).all()
+
+
+@pytest.mark.parametrize("kind", ROBUST)
+def test_a_field_that_no_client_changed_stays_at_zero(kind):
+    deltas = {"theta": vectors(5), "gate": torch.zeros(5, 20, dtype=torch.float64)}
+    found = robust_aggregate(deltas, uniform(5), kind, 0.2)
+    assert not found["gate"].any()
+    torch.testing.assert_close(found["theta"], robust_aggregate({"theta": vectors(5)}, uniform(5), kind, 0.2)["theta"])
+
+
+def test_krum_is_the_weighted_mean_of_the_selected_clients():
+    each, weights = vectors(6), torch.tensor([1, 2, 3, 4, 5, 6.0], dtype=torch.float64) / 21
+    selected = weights * krum_selection(each, 2)
+    found = robust_aggregate({"theta": each}, weights, Aggregator.KRUM, 0.34)["theta"]
+    torch.testing.assert_close(found, selected @ each / selected.sum())
+
+
+def test_the_geometric_median_is_over_all_fields_in_units_of_their_median_norms():
+    each, gates = vectors(5, 8), 100 * vectors(5, 6)
+    found = robust_aggregate({"theta": each, "gate": gates}, uniform(5), Aggregator.GEOMETRIC_MEDIAN, 0.2)
+    units = each.norm(dim=1).median(), gates.norm(dim=1).median()
+    expected = geometric_median(torch.cat((each / units[0], gates / units[1]), 1), uniform(5))
+    torch.testing.assert_close(torch.cat((found["theta"] / units[0], found["gate"] / units[1])), expected)
+
+
+def test_the_geometric_median_is_a_client_that_has_half_of_the_weight():
+    half, more = torch.tensor([[0.5, 0.2, 0.3], [0.6, 0.2, 0.2]], dtype=torch.float64)
+    torch.testing.assert_close(geometric_median(vectors(), half), vectors()[0], rtol=1e-3, atol=1e-3)
+    assert torch.equal(geometric_median(vectors(), more), vectors()[0])
+
+
+def test_a_weight_counts_in_part_between_the_quantiles():
+    values, weights = torch.tensor([[0.0], [1.0], [10.0]], dtype=torch.float64), torch.tensor([0.3, 0.4, 0.3], dtype=torch.float64)
+    assert float(trimmed_mean(values, weights, 0.2)) == pytest.approx((0.1 * 0 + 0.4 * 1 + 0.1 * 10) / 0.6)
+
+
+@pytest.mark.parametrize("kind", ROBUST)
+def test_a_field_that_few_clients_changed_has_no_unit_and_does_no_harm(kind):
+    """The median norm of the gates is zero, and nothing is divided by it."""
+    gates = torch.zeros(5, 20, dtype=torch.float64)
+    gates[0, 3] = 1.0
+    found = robust_aggregate({"theta": vectors(5), "gate": gates}, uniform(5), kind, 0.2)
+    assert all(field.isfinite().all() for field in found.values()) and found["theta"].any()
+
+
+@pytest.mark.parametrize("kind", ROBUST)
+def test_a_robust_mean_keeps_the_precision_of_the_replies(kind):
+    found = robust_aggregate({"theta": vectors(5).float(), "gate": vectors(5).float()}, uniform(5).float(), kind, 0.2)
+    assert {field.dtype for field in found.values()} == {torch.float32}

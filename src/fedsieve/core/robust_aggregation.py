@@ -55,11 +55,11 @@ TOLERANCE = 1e-6
 
 
 def median(vectors: Float[Tensor, "k n"], weights: Float[Tensor, " k"]) -> Float[Tensor, " n"]:
-    """The weighted median of each coordinate: half of the weight lies on either side; between two values their aggregate."""
+    """The weighted median of each coordinate: half of the weight (they sum to 1) lies on either side; between two values their mean."""
     values, order = vectors.sort(dim=0, stable=True)
     after = weights[order].cumsum(0)
-    lower = (after < 0.5 - TOLERANCE).sum(0, keepdim=True).clamp_max(len(values) - 1)
-    upper = (after < 0.5 + TOLERANCE).sum(0, keepdim=True).clamp_max(len(values) - 1)
+    lower = (after < 0.5 - TOLERANCE).sum(0, keepdim=True)
+    upper = (after < 0.5 + TOLERANCE).sum(0, keepdim=True)
     return ((values.gather(0, lower) + values.gather(0, upper)) / 2)[0]
 
 
