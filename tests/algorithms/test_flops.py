@@ -9,7 +9,7 @@ import torch
 from fedsieve.algorithms.flops import Flops
 from fedsieve.core import gates
 from fedsieve.core.constraint import ConstraintScale, DualUpdate
-from fedsieve.core.optimizers import Optimizer
+from fedsieve.core.optimizers import Optimizer, StepRule
 from fedsieve.core.packets import Packet, dense_packet
 from fedsieve.core.random import client_sampler, server_sampler
 from fedsieve.core.schedules import DensitySchedule, LogAlphaScaling
@@ -30,6 +30,10 @@ def draw(step=0, clients=(0,)):
 def server_for(flops):
     noise = server_sampler(0, 0, 0, torch.float64)
     return flops.init(OBJECTIVE.layout, OBJECTIVE.initial_weights(noise) * 50, noise)
+
+
+def draw_of_server():
+    return server_sampler(0, 0, 0, torch.float64)
 
 
 def batch(k=1, b=9):
@@ -54,6 +58,64 @@ def test_client_gradients_are_those_of_autograd_through_the_gates():
     by_weights, by_gates = torch.autograd.grad(loss, (weights, log_alpha))
     torch.testing.assert_close(client.weights[0], by_weights)
     torch.testing.assert_close(client.log_alpha[0], by_gates)
+
+
+def test_a_step_rule_scales_both_gradients_by_its_step_size_over_the_learning_rate():
+    constant, polyak = (Flops(step_rule=rule, bits=32) for rule in (StepRule.CONSTANT, StepRule.POLYAK))
+    server, rows = server_for(constant), batch()
+    start = constant.client_init(constant.broadcast(server, CLOCK, draw()), OBJECTIVE.layout, CLOCK, torch.float64)
+    start = type(start)(*(part[None] for part in start))
+    plain, scaled = (method.client_step(OBJECTIVE, start, rows, CLOCK, draw()) for method in (constant, polyak))
+    ratio = scaled.weights / plain.weights
+    torch.testing.assert_close(ratio, ratio[:, :1].expand(1, 12))
+    torch.testing.assert_close(scaled.log_alpha, plain.log_alpha * ratio[:, :1])
+    assert not torch.allclose(ratio, torch.ones_like(ratio))
+
+
+def test_a_broadcast_has_weights_and_gates_and_zero_for_an_ungated_one():
+    layout = Linear(loss=Loss.SQUARED, num_features=12, intercept=True).layout
+    flops = Flops(bits=32)
+    server = flops.init(layout, torch.arange(13.0, dtype=torch.float64), draw_of_server())
+    packet = flops.broadcast(server, CLOCK, draw_of_server())
+    assert float(packet.fields["log_alpha"].decode(torch.float64)[-1]) == 0
+    client = flops.client_init(packet, layout, CLOCK, torch.float64)
+    torch.testing.assert_close(client.log_alpha, server.log_alpha.float().double())
+    assert torch.equal(client.weights, server.weights)
+
+
+def test_a_reply_has_both_gradients():
+    flops = Flops(bits=32)
+    gradients = type(flops.client_init(flops.broadcast(server_for(flops), CLOCK, draw()), OBJECTIVE.layout, CLOCK, torch.float64))(
+        torch.full((1, 12), 2.0), torch.full((1, 12), 3.0)
+    )
+    packet = flops.client_reply(gradients, CLOCK, draw())
+    assert {*packet.fields, *packet.scalars} == flops.all_reply_fields
+    assert packet.field_dense("gradient", torch.float64).unique().tolist() == [2.0]
+    assert packet.field_dense("gate_gradient", torch.float64).unique().tolist() == [3.0]
+
+
+def test_server_learning_rates_fall_for_weights_and_gates_alike():
+    flops = Flops(server_optimizer=Optimizer.SGD, server_learning_rate=0.1, gate_rate=0.2, dual_update=DualUpdate.OFF, bits=32)
+    server, ones = server_for(flops), torch.ones(12)
+    replies = [Reply(0, dense_packet({"gradient": ones, "gate_gradient": ones}, 32, draw()), 1)]
+    for clock in (Clock(0, 10), Clock(7, 10)):
+        after = flops.aggregate(server, flops.broadcast(server, clock, draw()), replies, clock, draw())
+        factor = flops.learning_rate_factor(clock)
+        torch.testing.assert_close(server.weights - after.weights, torch.full((12,), 0.1 * factor, dtype=torch.float64))
+        torch.testing.assert_close(server.log_alpha - after.log_alpha, torch.full((12,), 0.2 * factor, dtype=torch.float64))
+    assert factor < 0.5
+
+
+def test_momentum_of_weights_and_gates_is_kept_apart():
+    flops = Flops(server_optimizer=Optimizer.MOMENTUM, server_learning_rate=0.1, gate_rate=0.1, dual_update=DualUpdate.OFF, bits=32)
+    flops = replace(flops, final_learning_rate_fraction=1.0, server_momentum=0.5)
+    begin = server = server_for(flops)
+    replies = [Reply(0, dense_packet({"gradient": torch.ones(12), "gate_gradient": -2 * torch.ones(12)}, 32, draw()), 1)]
+    for _ in range(2):
+        server = flops.aggregate(server, flops.broadcast(server, CLOCK, draw()), replies, CLOCK, draw())
+    moved, gates_moved = begin.weights - server.weights, begin.log_alpha - server.log_alpha
+    torch.testing.assert_close(gates_moved, -2 * moved)
+    torch.testing.assert_close(moved, torch.full_like(moved, 0.1 * (1 + 1.5)))
 
 
 def test_one_sgd_update_of_all_three_variables_is_the_papers():
@@ -88,6 +150,7 @@ def test_scaling_begins_after_prune_start_and_pushes_the_top_up():
     server = server_for(flops)
     early, late = flops.end_round(server, Clock(4, 10)), flops.end_round(server, Clock(5, 10))
     assert torch.equal(early.log_alpha, server.log_alpha)
+    assert torch.equal(replace(flops, warmup=6).end_round(server, Clock(5, 10)).log_alpha, server.log_alpha)
     moved = late.log_alpha - server.log_alpha
     top = flops.importance(server.weights, server.log_alpha).topk(3).indices
     assert torch.allclose(moved[top], (12 - server.log_alpha[top]) / 5)  # of five rounds left

@@ -8,11 +8,20 @@ import pytest
 import torch
 from scipy.sparse import csr_matrix
 
-from fedsieve.algorithms.flops_pa import Client, DualLocation, FlopsPA, GateEncoding, GateInverse, GateNoise
+from fedsieve.algorithms.flops_pa import (
+    Client,
+    DualLocation,
+    FlopsPA,
+    GateEncoding,
+    GateInverse,
+    GateNoise,
+    clip_received_gates,
+    mean_off_support,
+)
 from fedsieve.core import gates
 from fedsieve.core.aggregation import ClientWeighting
 from fedsieve.core.constraint import DualUpdate
-from fedsieve.core.optimizers import StepRule
+from fedsieve.core.optimizers import Optimizer, StepRule
 from fedsieve.core.random import client_sampler, server_sampler
 from fedsieve.core.schedules import DensitySchedule, LogAlphaScaling
 from fedsieve.core.types import Batch, Clock, Reply
@@ -223,6 +232,158 @@ def test_no_side_scales_before_prune_start():
         packet = method.client_reply(client, Clock(round, 10), stack_noise(1))
         sent = packet.fields["log_alpha"].decode(torch.float64)
         assert torch.equal(sent, log_alpha.gather(-1, packet.support).float().double()) is not is_scaled
+
+
+@pytest.mark.parametrize(("clock", "warmup", "scaled"), [((4, 10), 0, False), ((5, 10), 0, True), ((7, 10), 8, False), ((8, 10), 8, True)])
+def test_log_alpha_is_scaled_in_replies_only_after_prune_start_and_warm_up(clock, warmup, scaled):
+    """L155-157, L199: (1 + r) log_alpha at the top m and (1 - r) log_alpha elsewhere, not before the start of scaling."""
+    literal = {"log_alpha_scaling": LogAlphaScaling.LITERAL, "log_alpha_scaling_rate": 0.1}
+    method = replace(PLAIN, gate_encoding=GateEncoding.LOG_ALPHA, scaling_start=0.5, warmup=warmup, **literal)
+    weights, log_alpha = state()
+    packet = method.client_reply(Client(weights, log_alpha, torch.zeros(3).double(), OBJECTIVE.layout), Clock(*clock), stack_noise())
+    support = torch.arange(40).expand(3, -1) if packet.support is None else packet.support
+    inside = log_alpha.gather(-1, support)
+    torch.testing.assert_close(packet.fields["log_alpha"].decode(torch.float64), inside * (1.1 if scaled else 1.0), rtol=1e-5, atol=1e-6)
+    assert (support.shape[-1] == 40) == (clock[0] < warmup)
+    if support.shape[-1] < 40:
+        rest = (log_alpha.sum(-1) - inside.sum(-1)) / (40 - support.shape[-1]) * (0.9 if scaled else 1.0)
+        torch.testing.assert_close(packet.scalars["default_gate"], rest.float(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_round_is_one_exchange_after_all_local_steps():
+    """L171: one communication an epoch."""
+    workload = replace(PLAIN, local_steps=7, batch_size=5).workload
+    assert (workload.exchanges, workload.local_steps, workload.batch_size) == (1, 7, 5)
+    assert replace(PLAIN, batch_size="all").workload.batch_size is None
+
+
+@pytest.mark.parametrize(("samples", "entropy"), [(1, 0.0), (3, 0.0), (1, 0.2)])
+@pytest.mark.parametrize("kind", GateNoise)
+def test_a_local_step_is_that_of_sgd_on_the_local_lagrangian(kind, samples, entropy):
+    """L196-198: theta~ - eta g, phi - eta_phi (g + lambda grad L_con), with gradients of autograd through the gates."""
+    fixed = {"step_rule": StepRule.CONSTANT, "learning_rate": 0.05, "gate_rate": 0.2, "final_learning_rate_fraction": 1.0}
+    method = replace(PLAIN, local_gate_noise=kind, gate_samples=samples, entropy=entropy, **fixed)
+    weights, log_alpha = state(1)
+    g = torch.Generator().manual_seed(4)
+    batch = Batch(*(torch.randn(*shape, generator=g, dtype=torch.float64) for shape in ((1, 8, 40), (1, 8))))
+    after = method.client_step(
+        OBJECTIVE, Client(weights, log_alpha, torch.tensor([0.5]).double(), OBJECTIVE.layout), batch, CLOCK, stack_noise(1)
+    )
+    theta, phi = weights[0].clone().requires_grad_(), log_alpha[0].clone().requires_grad_()
+    loss = 0
+    for r in range(samples):
+        u = stack_noise(1)(f"gates {r}", 40)[0] if kind is GateNoise.SAMPLED else torch.full((40,), 0.5, dtype=torch.float64)
+        z = torch.clamp(torch.sigmoid((torch.logit(u) + phi) / 0.66) * 1.2 - 0.1, 0, 1)
+        loss = loss + ((batch.x[0] @ (theta * z) - batch.y[0]) ** 2).mean() / samples
+    p = gates.active_probability(method.shape, phi)
+    lagrangian = loss + 0.5 * p.sum() + entropy * (p * p.log() + (1 - p) * (1 - p).log()).sum()
+    by_theta, by_phi = torch.autograd.grad(lagrangian, (theta, phi))
+    torch.testing.assert_close(after.weights[0], weights[0] - 0.05 * by_theta)
+    torch.testing.assert_close(after.log_alpha[0], log_alpha[0] - 0.2 * by_phi)
+
+
+@pytest.mark.parametrize("size", [40, 100])
+def test_the_default_gate_is_the_mean_over_all_coordinates_that_a_message_leaves_out(size):
+    """A vector restricted to seen features ends with the value of all unseen ones."""
+    values = state(2)[0]
+    support = torch.tensor([[0, 5, 9], [1, 2, 38]])
+    whole = torch.cat((values, values[:, -1:].expand(-1, size - 40)), dim=1)
+    outside = torch.ones(2, size, dtype=torch.bool).scatter_(1, support, False)
+    expected = torch.stack([row[mask].mean() for row, mask in zip(whole, outside, strict=True)])
+    torch.testing.assert_close(mean_off_support(values, support, size), expected)
+    assert mean_off_support(values, torch.arange(40).expand(2, -1), 40).tolist() == [0, 0]
+
+
+WITH_INTERCEPT = Linear(loss=Loss.SQUARED, num_features=40, intercept=True).layout
+
+
+@pytest.mark.parametrize("encoding", GateEncoding)
+def test_an_intercept_is_in_every_message_with_an_open_gate(encoding):
+    method = replace(PLAIN, gate_encoding=encoding)
+    server = method.init(WITH_INTERCEPT, torch.linspace(2, 1, 41, dtype=torch.float64), noise())
+    packet = method.broadcast(server, CLOCK, noise())
+    assert packet.support.tolist() == [0, 1, 2, 3, 40]
+    sent = packet.fields[method.gate_field].decode(torch.float64)[-1]
+    assert float(sent) == (1.0 if encoding is GateEncoding.GATES else 0.0)
+    client = method.client_init(packet, WITH_INTERCEPT, CLOCK, torch.float64)
+    assert float(client.log_alpha[-1]) == 12
+    after = method.aggregate(server, packet, [Reply(0, packet, 1)], CLOCK, noise())
+    assert float(after.log_alpha[-1]) == 12
+    torch.testing.assert_close(after.weights[-1], server.weights[-1], rtol=1e-6, atol=0)
+
+
+def test_received_gates_are_not_below_the_margin_and_ungated_ones_are_one():
+    found = clip_received_gates(torch.tensor([0.0, 0.5] * 20 + [0.3]), WITH_INTERCEPT)
+    assert found[:2].tolist() == pytest.approx([1e-6, 0.5]) and float(found[-1]) == 1.0
+
+
+@pytest.mark.parametrize("inverse", GateInverse)
+def test_log_alpha_of_a_received_gate_is_the_inverse_within_the_limits(inverse):
+    method = replace(PLAIN, gate_inverse=inverse)
+    gate = torch.tensor([1e-9, 0.2, 0.5, 0.9, 1 - 1e-9], dtype=torch.float64)
+    invert = gates.paper_inverse if inverse is GateInverse.PAPER else gates.exact_inverse
+    torch.testing.assert_close(method.log_alpha_from(gate), invert(method.shape, gate).clamp(-12, 12))
+    assert torch.equal(replace(method, gate_encoding=GateEncoding.LOG_ALPHA).log_alpha_from(gate), gate)
+
+
+@pytest.mark.parametrize("encoding", GateEncoding)
+def test_theta_of_a_new_server_is_its_weights_times_their_gates(encoding):
+    """With gates in messages theta = theta~ z; with log_alpha in messages theta~ itself is averaged."""
+    method = replace(PLAIN, gate_encoding=encoding)
+    server = method.init(OBJECTIVE.layout, torch.linspace(1, 2, 40, dtype=torch.float64), noise())
+    z = gates.compute_test_gates(method.shape, server.log_alpha)
+    torch.testing.assert_close(server.theta, server.weights * (z if encoding is GateEncoding.GATES else 1.0))
+
+
+@pytest.mark.parametrize("optimizer", [Optimizer.SGD, Optimizer.MOMENTUM])
+@pytest.mark.parametrize("decay", [0.0, 0.9])
+def test_the_server_steps_from_what_it_sent_towards_the_mean_and_adds_the_residual(optimizer, decay):
+    method = replace(
+        PLAIN, residual_decay=decay, server_optimizer=optimizer, server_learning_rate=0.5, gate_encoding=GateEncoding.LOG_ALPHA
+    )
+    server = method.init(OBJECTIVE.layout, torch.linspace(1, 40, 40, dtype=torch.float64), noise())
+    packet = method.broadcast(server, CLOCK, noise())
+    reply = packet._replace(fields=packet.fields | {"weights": packet.fields["weights"]._replace(codes=torch.ones(4))})
+    after = method.aggregate(server, packet, [Reply(0, reply, 1)], CLOCK, noise())
+    sent = packet.restrict(server.theta)
+    mean = packet.restrict(torch.ones_like(server.theta))
+    torch.testing.assert_close(after.theta, sent + 0.5 * (mean - sent) + decay * (server.theta - sent))
+    assert torch.equal(after.weights, after.theta)
+
+
+def test_a_reply_has_the_fields_it_announces():
+    weights, log_alpha = state()
+    client = Client(weights, log_alpha, torch.zeros(3).double(), OBJECTIVE.layout)
+    for encoding in GateEncoding:
+        method = replace(PLAIN, gate_encoding=encoding)
+        packet = method.client_reply(client, CLOCK, stack_noise())
+        assert {*packet.fields, *packet.scalars} == method.all_reply_fields
+
+
+@pytest.mark.parametrize("dual", [DualUpdate.ASCENT, DualUpdate.OFF])
+def test_a_client_starts_from_the_multiplier_of_the_broadcast(dual):
+    method = replace(PLAIN, dual_update=dual)
+    server = method.init(OBJECTIVE.layout, torch.ones(40, dtype=torch.float64), noise())._replace(multiplier=torch.tensor(0.75).double())
+    client = method.client_init(method.broadcast(server, CLOCK, noise()), OBJECTIVE.layout, CLOCK, torch.float64)
+    assert float(client.multiplier) == (0.75 if dual is DualUpdate.ASCENT else 0.0)
+
+
+def test_message_gates_are_sampled_or_medians_as_set():
+    weights, log_alpha = state(1)
+    client = Client(weights, log_alpha, torch.zeros(1).double(), OBJECTIVE.layout)
+    for kind in GateNoise:
+        packet = replace(PLAIN, message_gate_noise=kind).client_reply(client, CLOCK, stack_noise(1))
+        u = stack_noise(1)("message gates", 40) if kind is GateNoise.SAMPLED else torch.full((1, 40), 0.5, dtype=torch.float64)
+        z = gates.sample(PLAIN.shape, log_alpha, u).value.gather(-1, packet.support)
+        torch.testing.assert_close(packet.fields["gates"].decode(torch.float64), z.float().double())
+
+
+def test_weights_that_no_message_named_are_alike_only_if_messages_contain_log_alpha():
+    assert replace(PLAIN, gate_encoding=GateEncoding.LOG_ALPHA).engine_support.unseen_weights_are_equal
+    assert not PLAIN.engine_support.unseen_weights_are_equal
+    assert PLAIN.engine_support.fused_step is not None
+    assert replace(PLAIN, gate_samples=2).engine_support.fused_step is None
+    assert replace(PLAIN, entropy=0.1).engine_support.fused_step is None
 
 
 @pytest.mark.parametrize(
