@@ -4,7 +4,7 @@ BIN := .venv/bin
 CORE := .venv/core-installed
 DEV := .venv/dev-installed
 
-.PHONY: demo browser test test-all fuzz lint bench docs clean
+.PHONY: demo browser test test-all fuzz mutation lint bench docs clean
 
 # The package with its core dependencies only.
 $(CORE): pyproject.toml constraints.txt
@@ -45,6 +45,10 @@ bench: $(DEV)
 fuzz: $(DEV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[fuzz]'
 	$(BIN)/python tools/fuzz.py
+
+# Changes to the sources that the tests should notice, within an hour.
+mutation: $(DEV)
+	$(BIN)/python tools/mutation.py
 
 # The generated pages, then the site, in site/index.html; a broken link is an error.
 docs: $(DEV)
