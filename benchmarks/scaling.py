@@ -14,8 +14,9 @@ import torch
 
 from benchmarks.contenders.fedsieve import MAX_ROUNDS, build_algorithm, build_client_data
 from benchmarks.workloads import WORKLOADS, Workload
+from fedsieve.core import types
 from fedsieve.core.random import generator
-from fedsieve.core.types import Batch
+from fedsieve.core.types import Batch, Clock
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.runtime.batched import BatchedEngine
 from fedsieve.runtime.client_data import ClientData
@@ -39,9 +40,9 @@ class GeneratedClientData(ClientData):
         """Return the same number for every client."""
         return EXAMPLES_PER_CLIENT
 
-    def batches(self, seed: int, round: int, clients: Sequence[int], num_batches: int, selected: slice) -> Iterator[Batch]:
-        """Yield some of a round's batches of a stack of clients."""
-        by_client = [self.epoch_batches(seed, round, client, num_batches)[selected] for client in clients]
+    def batches(self, seed: int, clock: Clock, clients: Sequence[int], workload: types.Workload) -> Iterator[Batch]:
+        """Yield the batches of a stack of clients in a round of one exchange."""
+        by_client = [self.epoch_batches(seed, clock.round, client, workload.local_steps) for client in clients]
         for step in zip(*by_client, strict=True):
             batches = [self._generate_batch(client, indices) for client, indices in zip(clients, step, strict=True)]
             yield Batch(torch.stack([x for x, _ in batches]), torch.stack([y for _, y in batches]))

@@ -54,19 +54,15 @@ def test_skipped_steps_apply_the_penalty_as_often():
 def test_a_dual_step_on_the_gap_is_an_ascent_on_it():
     phi, multiplier = log_alpha(30), torch.tensor(2.0, dtype=torch.float64)
     for density, expected in ((0.1, 2 + 0.5 * (float(active_probability(SHAPE, phi).mean()) - 0.1)), (0.99, 0.0)):
-        assert float(constraint.ascend_on_gap(SHAPE, phi, multiplier, density, 0.5)) == pytest.approx(expected)
-
-
-def test_the_gap_is_the_mean_open_probability_less_the_target():
-    phi = log_alpha(4, 30)
-    torch.testing.assert_close(constraint.gap(SHAPE, phi, 0.05), active_probability(SHAPE, phi).mean(-1) - 0.05)
+        assert float(constraint.ascend(SHAPE, phi, multiplier, density, 0.5)) == pytest.approx(expected)
 
 
 def test_the_multiplier_restarts_when_the_constraint_holds():
-    violated, held = torch.tensor(0.2), torch.tensor(-0.01)
-    assert float(constraint.ascend(torch.tensor(1.0), violated, 0.5)) == pytest.approx(1.1)
-    assert float(constraint.ascend(torch.tensor(1.0), held, 0.5)) == 0.0
-    assert float(constraint.ascend(torch.tensor(1.0), torch.tensor(0.0), 0.5)) == 0.0
+    phi = log_alpha(30)
+    density = float(active_probability(SHAPE, phi).mean())
+    assert float(constraint.ascend(SHAPE, phi, torch.tensor(1.0), density - 0.2, 0.5)) == pytest.approx(1.1)
+    assert float(constraint.ascend(SHAPE, phi, torch.tensor(1.0), density + 0.01, 0.5)) == 0.0
+    assert float(constraint.ascend(SHAPE, phi, torch.tensor(1.0), density, 0.5)) == 0.0
 
 
 def charged(phi, density, rate, steps):

@@ -3,7 +3,7 @@ from math import inf
 import pytest
 import torch
 
-from fedsieve.core import optimizers, schedules
+from fedsieve.core import optimizers
 from fedsieve.core.optimizers import Optimizer, StepRule
 
 
@@ -26,12 +26,6 @@ def test_steps_are_those_of_torch_optim(kind, oracle):
         optimizer.step()
         ours, moments = optimizers.step(kind, moments, ours, gradient, 0.1, momentum=0.9)
     torch.testing.assert_close(ours, theirs.detach())
-
-
-def test_cosine_decay_goes_from_one_to_its_end():
-    assert schedules.cosine_decay(0.0, 0.1) == 1
-    assert schedules.cosine_decay(1.0, 0.1) == pytest.approx(0.1)
-    assert schedules.cosine_decay(0.5, 0.0) == pytest.approx(0.5)
 
 
 def test_clipping_shortens_only_what_is_too_long():

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from fedsieve import wire
 from fedsieve.core import packets, quantization
 from fedsieve.core.quantization import Coding
 from fedsieve.core.random import client_sampler
@@ -105,7 +106,7 @@ def test_the_distance_of_a_part_is_that_of_its_full_vector():
 
 def test_the_papers_formula_counts_four_bytes_a_value_and_no_positions():
     packet = packets.sparse_packet(torch.arange(5)[None], {"theta": vectors(1, 100), "gates": vectors(1, 100)}, 8, draw())
-    assert packet.unstack()[0].paper_bytes == 4 * 2 * 5
+    assert wire.encode(packet.unstack()[0], wire.MessageId(0, 0, 0)).paper_bytes == 4 * 2 * 5
 
 
 @pytest.mark.parametrize("tail", [0.3, 1.0, 3.0])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedsieve.core import schedules
-from fedsieve.core.schedules import DensitySchedule, LogAlphaScaling
+from fedsieve.core.schedules import LogAlphaScaling
 
 
 def test_each_scaling_follows_its_formula():
@@ -46,17 +46,9 @@ def test_linear_scaling_moves_by_equal_steps_and_ends_at_the_limits():
 
 
 def test_the_cubic_schedule_decreases_from_the_initial_density_to_the_target():
-    values = [schedules.scheduled_density(0.05, 0.5, t / 10, DensitySchedule.CUBIC) for t in range(12)]
+    values = [schedules.cubic_density(0.05, 0.5, t / 10) for t in range(12)]
     assert values[0] == 0.5
     assert values[10:] == [0.05, 0.05]
     assert all(a >= b for a, b in zip(values, values[1:], strict=False))
-    assert schedules.scheduled_density(0.05, 0.5, 0.0, DensitySchedule.CONSTANT) == 0.05
     excess = [value - 0.05 for value in values]
     assert excess[5] / excess[0] == pytest.approx(0.5**3)  # half way, the cube of a half is left
-
-
-def test_the_learning_rate_falls_along_half_a_cosine_and_stays_at_its_end():
-    path = [schedules.cosine_decay(t / 12, 0.1) for t in range(16)]
-    assert path[0] == 1.0 and path[6] == pytest.approx(0.55) and path[12:] == pytest.approx([0.1] * 4)
-    assert path[4] == pytest.approx(0.1 + 0.9 * 0.75)  # cos 60 degrees is a half
-    assert {schedules.cosine_decay(t / 12, 1.0) for t in range(16)} == {1.0}

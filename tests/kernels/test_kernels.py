@@ -175,7 +175,7 @@ CASES = {
     "step_log_alpha": (log_alpha_steps, 2e-6, 1e-6),
     "gated_sgd_step": (gated_steps, 2e-6, 2e-6),
     "apply_penalty": (skipped_steps, 2e-6, 1e-6),
-    "ascend_on_gap": (lambda: [(SHAPE, vectors(1)[0], torch.tensor(0.3), density, 0.5) for density in (0.05, 0.9)], 1e-6, 0.0),
+    "ascend": (lambda: [(SHAPE, vectors(1)[0], torch.tensor(0.3), density, 0.5) for density in (0.05, 0.9)], 1e-6, 0.0),
     "adam": (adam_steps, 1e-6, 1e-5),
     "softmax_loss": (softmax_logits, 2e-5, 2e-6),
     "binary_loss": (multilabel_logits, 1e-6, 1e-5),

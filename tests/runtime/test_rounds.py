@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from fedsieve.algorithms import ALGORITHMS
-from fedsieve.core.types import ExchangeResult, Traffic
+from fedsieve.core.types import Clock, ExchangeResult, Traffic, Workload
 from fedsieve.experiments.config import RunConfig
 from fedsieve.experiments.resolve import resolve
 from fedsieve.objectives.linear import Linear
@@ -68,9 +68,9 @@ def test_a_stack_of_clients_gets_the_batches_of_each():
     objective = Linear(loss=Loss.SQUARED, num_features=1)
     rows = ClientData(torch.arange(60.0)[:, None], torch.arange(60.0), [20, 30, 10], objective, batch_size=8)
     for round in (3, 4):
-        places = rows.batch_indices(0, round, [2, 0], num_batches=4)
-        assert np.array_equal(places[:, 0], shuffle_into_batches(0, round, 2, 10, 8, 4) + 50)
-        assert np.array_equal(places[:, 1], shuffle_into_batches(0, round, 0, 20, 8, 4))
+        batches = list(rows.batches(0, Clock(round, 5, exchange=1), [2, 0], Workload(2, 2, 8)))
+        assert np.array_equal([batch.y[0] for batch in batches], shuffle_into_batches(0, round, 2, 10, 8, 4)[2:] + 50)
+        assert np.array_equal([batch.y[1] for batch in batches], shuffle_into_batches(0, round, 0, 20, 8, 4)[2:])
 
 
 @pytest.mark.usefixtures("few_test_rows")

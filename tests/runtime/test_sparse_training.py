@@ -1,5 +1,7 @@
 """Sparse rows take the same steps as dense ones, on the coordinates they touch."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -96,16 +98,15 @@ def test_what_a_client_does_not_see_is_one_number_and_its_reply_the_same(bits):
     algorithm = FlopsPA(density=0.05, local_steps=6, batch_size=8, bits=bits)
     engine, clock = make_engine(algorithm), Clock(1, 5)
     packet = initial_broadcast(algorithm, OBJECTIVE, 2, clock, torch.float64)
-    state = engine.initial_state(packet, clock)
-    assert state is packet
     lengths = []
     with pytest.MonkeyPatch.context() as patch:
         reply_of = FlopsPA.client_reply
         patch.setattr(
             FlopsPA, "client_reply", lambda self, client, *rest: lengths.append(len(client.weights[0])) or reply_of(self, client, *rest)
         )
-        short = engine.train_and_reply(state, clock, [3])
-        whole = engine.train_and_reply(algorithm.client_init(packet, OBJECTIVE.layout, clock, torch.float64), clock, [3])
+        (short,) = engine.train(packet, clock, [[3]])
+        patch.setitem(vars(engine.context), "support", replace(engine.context.support, unseen_weights_are_equal=False))
+        (whole,) = engine.train(packet, clock, [[3]])
     assert lengths[0] < lengths[1] == OBJECTIVE.layout.size
     assert torch.equal(short.support, whole.support) and short.size == whole.size
     for name in short.fields:
@@ -118,7 +119,7 @@ def test_a_broken_rest_gate_stays_visible():
     engine, clock = make_engine(algorithm), Clock(1, 5)
     packet = initial_broadcast(algorithm, OBJECTIVE, 2, clock, torch.float64)
     packet.scalars["default_gate"] = torch.tensor(torch.nan)
-    reply = engine.train_and_reply(engine.initial_state(packet, clock), clock, [3])
+    (reply,) = engine.train(packet, clock, [[3]])
     assert int(reply.support.max()) < OBJECTIVE.layout.size
     assert reply.scalars["default_gate"].isnan().all()
 

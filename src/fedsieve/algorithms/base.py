@@ -3,13 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from math import inf
+from math import cos, inf, pi
 from typing import Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
+from fedsieve.algorithms.option_rules import option_name, require_at_least, require_fraction, require_positive
 from fedsieve.algorithms.recipes import Recipe, Recipes
 from fedsieve.core import budgets, optimizers, schedules, topk
 from fedsieve.core.aggregation import (
@@ -24,13 +25,13 @@ from fedsieve.core.aggregation import (
 from fedsieve.core.batches import BatchSampling
 from fedsieve.core.budgets import Budget, BudgetRule
 from fedsieve.core.optimizers import Moments, Optimizer, StepRule
-from fedsieve.core.packets import GATE_FIELDS, Packet, SparseVector, dense_packet, sparse_packet
+from fedsieve.core.packets import GATE_FIELDS, Packet, SparseVector
 from fedsieve.core.private_mean import GaussianMechanism, private_mean
 from fedsieve.core.quantization import ALLOWED_BITS
 from fedsieve.core.random import Draw
 from fedsieve.core.robust_aggregation import robust_aggregate
 from fedsieve.core.schedules import DensitySchedule
-from fedsieve.core.types import Batch, Clock, EngineSupport, Layout, Objective, Reply, StackedReplies, Workload, stack_replies
+from fedsieve.core.types import Algorithm, Batch, Clock, Layout, Objective, Reply, StackedReplies, Workload, stack_replies
 
 DENSITY_SCHEDULE_OPTIONS = frozenset({"density_schedule", "initial_density", "anneal_start", "anneal_end", "warmup"})
 """Options of the density of messages. Algorithms with dense messages or a fixed support do not support them."""
@@ -39,7 +40,7 @@ INITIAL_DENSITY_FACTOR, MAX_INITIAL_DENSITY = 6.0, 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
-class BaseAlgorithm(ABC):
+class BaseAlgorithm(Algorithm, ABC):
     """Options of every algorithm. The text below a field is its help text."""
 
     default_rounds: ClassVar[int] = 100
@@ -109,7 +110,7 @@ class BaseAlgorithm(ABC):
         for name in sorted(self.unsupported_options):
             if getattr(self, name) != getattr(type(self), name):
                 raise ValueError(
-                    f"{_option_name(name)} has no effect on {type(self).__name__}, so it cannot be set; got {getattr(self, name)}"
+                    f"{option_name(name)} has no effect on {type(self).__name__}, so it cannot be set; got {getattr(self, name)}"
                 )
         if self.recipe is not Recipe.RECOMMENDED and self.recipe not in self.recipes:
             raise ValueError(f"algorithm.recipe {self.recipe} is none of {type(self).__name__}, which has no recipes; leave it out")
@@ -158,41 +159,9 @@ class BaseAlgorithm(ABC):
         batch_size = None if self.batch_size == "all" else self.batch_size
         return Workload(1, self.local_steps, batch_size, self.step_rule is not StepRule.CONSTANT, self.batch_sampling)
 
-    @abstractmethod
-    def init(self, layout: Layout, weights: Float[Tensor, " p"], draw: Draw) -> Any:
-        """Return the initial server state."""
-
-    @abstractmethod
-    def broadcast(self, server: Any, clock: Clock, draw: Draw) -> Packet:
-        """Return the message to the cohort."""
-
-    @abstractmethod
-    def client_init(self, packet: Packet, layout: Layout, clock: Clock, dtype: torch.dtype) -> Any:
-        """Return the client state that the broadcast defines."""
-
-    @abstractmethod
-    def client_step(self, objective: Objective, client: Any, batch: Batch, clock: Clock, draw: Draw) -> Any:
-        """Return the clients after one local step."""
-
-    @abstractmethod
-    def client_reply(self, client: Any, clock: Clock, draw: Draw) -> Packet:
-        """Return the replies of the clients."""
-
-    @abstractmethod
-    def aggregate(self, server: Any, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Any:
-        """Return the server state after the replies to `packet`."""
-
     def end_round(self, server: Any, clock: Clock) -> Any:
         """Return the server state unchanged."""
         return server
-
-    @abstractmethod
-    def parameters(self, server: Any) -> Float[Tensor, " p"]:
-        """Return the test-time parameters, of which exactly m are nonzero."""
-
-    @abstractmethod
-    def unprojected_parameters(self, server: Any) -> Float[Tensor, " p"]:
-        """Return the parameters before the final projection."""
 
     def diagnostics(self, server: Any) -> dict[str, Tensor]:
         """Return no numbers."""
@@ -220,16 +189,12 @@ class BaseAlgorithm(ABC):
         """Return the support of replies if it follows from the broadcast alone, or None if clients choose it."""
         return None
 
-    @property
-    @abstractmethod
-    def engine_support(self) -> EngineSupport:
-        """What engines may use to run the algorithm on sparse examples and on stacks of clients."""
-
     # Schedules and budgets
 
     def learning_rate_factor(self, clock: Clock) -> float:
-        """Return the cosine factor of every learning rate in this round."""
-        return schedules.cosine_decay(clock.round / clock.num_rounds, self.final_learning_rate_fraction)
+        """Return the factor of every learning rate in this round: from 1 to the final fraction along half a cosine."""
+        final = self.final_learning_rate_fraction
+        return final + (1 - final) * (1 + cos(pi * min(clock.round / clock.num_rounds, 1.0))) / 2
 
     @property
     def milestones(self) -> dict[str, float]:
@@ -252,10 +217,11 @@ class BaseAlgorithm(ABC):
         """Return the density of this round's messages: 1 during warm-up, then that of the schedule."""
         if clock.round < self.warmup:
             return 1.0
+        if self.resolved_schedule is DensitySchedule.CONSTANT:
+            return self.density
         begin = self.anneal_start * clock.num_rounds
         progress = (clock.round - begin) / max(self.anneal_end * clock.num_rounds - begin, 1)
-        initial = max(self.initial_message_density, self.density)
-        return schedules.scheduled_density(self.density, initial, max(progress, 0.0), self.resolved_schedule)
+        return schedules.cubic_density(self.density, max(self.initial_message_density, self.density), max(progress, 0.0))
 
     def message_budget(self, layout: Layout, clock: Clock) -> Budget:
         """Return how many weights of each layer a message of this round has."""
@@ -309,18 +275,6 @@ class BaseAlgorithm(ABC):
         return optimizers.clip_norm(gradient, self.max_gradient_norm), self.step_size(objective, loss, gradient, batch, clock)
 
     # Messages
-
-    def encode_dense(self, theta: Float[Tensor, "*k p"], draw: Draw) -> Packet:
-        """Return a message with all weights."""
-        return dense_packet({"theta": theta}, self.bits, draw)
-
-    def encode_sparse(self, theta: Float[Tensor, "*k p"], mask: Bool[Tensor, "*k p"], draw: Draw) -> Packet:
-        """Return a message with the weights under the mask."""
-        return sparse_packet(topk.mask_to_indices(mask), {"theta": theta}, self.bits, draw)
-
-    def encode_top(self, theta: Float[Tensor, "*k p"], layout: Layout, clock: Clock, draw: Draw) -> Packet:
-        """Return a message with H_m(theta), the largest weights of the round's budget."""
-        return self.encode_sparse(theta, topk.top_mask(theta.abs(), self.message_budget(layout, clock), layout.groups), draw)
 
     def decode_dense(
         self, packet: Packet, dtype: torch.dtype, background: Mapping[str, Tensor] | None = None
@@ -395,28 +349,3 @@ def project_to_budget(budget: Budget, theta: Float[Tensor, " p"], layout: Layout
     """
     nonzero = torch.where(theta == 0, torch.full_like(theta, torch.finfo(torch.float32).tiny), theta)
     return torch.where(topk.top_mask(theta.abs(), budget, layout.groups), nonzero, torch.zeros_like(theta))
-
-
-def require_at_least(least: float, **options: float) -> None:
-    """Raise ValueError if an option is below `least`."""
-    for name, value in options.items():
-        if not value >= least:
-            raise ValueError(f"{_option_name(name)} must be at least {least}; got {value}")
-
-
-def require_positive(**options: float) -> None:
-    """Raise ValueError if an option is not above 0."""
-    for name, value in options.items():
-        if not value > 0:
-            raise ValueError(f"{_option_name(name)} must be above 0; got {value}")
-
-
-def require_fraction(**options: float) -> None:
-    """Raise ValueError if an option is outside [0, 1]."""
-    for name, value in options.items():
-        if not 0 <= value <= 1:
-            raise ValueError(f"{_option_name(name)} is a fraction and must be between 0 and 1; got {value}")
-
-
-def _option_name(name: str) -> str:
-    return "algorithm." + name.replace("_", "-")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedsieve.algorithms.base import DENSITY_SCHEDULE_OPTIONS, BaseAlgorithm, project_to_budget
 from fedsieve.core.optimizers import Moments, initial_moments
-from fedsieve.core.packets import Packet
+from fedsieve.core.packets import Packet, dense_packet
 from fedsieve.core.random import Draw
 from fedsieve.core.types import Batch, Clock, EngineSupport, Layout, Objective, Reply
 
@@ -28,15 +28,9 @@ class Server(NamedTuple):
 
 
 class Client(NamedTuple):
-    """The weights of a stack of clients, and the support of the broadcast."""
+    """The weights of a stack of clients."""
 
     theta: Tensor
-    mask: Tensor
-    """1 at the entries of the broadcast, 0 elsewhere"""
-    layout: Layout
-
-
-VECTOR_FIELDS = ("theta", "mask")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,20 +48,20 @@ class FedAvg(BaseAlgorithm):
 
     def broadcast(self, server: Server, clock: Clock, draw: Draw) -> Packet:
         """Send all weights."""
-        return self.encode_dense(server.theta, draw)
+        return dense_packet({"theta": server.theta}, self.bits, draw)
 
     def client_init(self, packet: Packet, layout: Layout, clock: Clock, dtype: torch.dtype) -> Client:
         """Start from the broadcast."""
-        return Client(packet.field_dense("theta", dtype), packet.support_mask(dtype), layout)
+        return Client(packet.field_dense("theta", dtype))
 
     def client_step(self, objective: Objective, client: Client, batch: Batch, clock: Clock, draw: Draw) -> Client:
         """theta <- theta - eta g."""
         gradient, step_size = self.gradient_and_step_size(objective, client.theta, batch, clock)
-        return client._replace(theta=client.theta - step_size * gradient)
+        return Client(client.theta - step_size * gradient)
 
     def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
         """Send all weights."""
-        return self.encode_dense(client.theta, draw)
+        return dense_packet({"theta": client.theta}, self.bits, draw)
 
     def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
         """Step from the broadcast towards the mean of the replies."""
@@ -89,7 +83,7 @@ class FedAvg(BaseAlgorithm):
     @property
     def engine_support(self) -> EngineSupport:
         """A weight whose gradient is zero does not change."""
-        return EngineSupport(vector_fields=VECTOR_FIELDS, replies_have_equal_length=self.replies_have_equal_length)
+        return EngineSupport(vector_fields=("theta",), replies_have_equal_length=self.replies_have_equal_length)
 
 
 def average_weights(algorithm: BaseAlgorithm, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:

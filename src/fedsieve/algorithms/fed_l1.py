@@ -10,12 +10,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsieve.algorithms.base import project_to_budget, require_fraction
-from fedsieve.algorithms.fed_avg import Client, Server
-from fedsieve.algorithms.hard_thresholding import Thresholding
+from fedsieve.algorithms.base import project_to_budget
+from fedsieve.algorithms.fed_avg import Server
+from fedsieve.algorithms.hard_thresholding import Client, Thresholding
+from fedsieve.algorithms.option_rules import require_fraction
 from fedsieve.core import budgets
 from fedsieve.core.budgets import Budget
-from fedsieve.core.packets import Packet, sparse_packet
+from fedsieve.core.packets import Packet, dense_packet, sparse_packet
 from fedsieve.core.random import Draw
 from fedsieve.core.types import Batch, Clock, Layout, Objective
 
@@ -37,7 +38,7 @@ class FedL1(Thresholding):
         """Send the nonzero entries of sign(theta) max(|theta| - tau, 0)."""
         shrunk = self.soft_threshold(server.theta, self.message_budget(server.layout, clock), server.layout)
         if not shrunk.any():
-            return self.encode_dense(server.theta, draw)
+            return dense_packet({"theta": server.theta}, self.bits, draw)
         return sparse_packet(shrunk.nonzero()[:, 0], {"theta": shrunk}, self.bits, draw)
 
     def client_step(self, objective: Objective, client: Client, batch: Batch, clock: Clock, draw: Draw) -> Client:
@@ -46,7 +47,7 @@ class FedL1(Thresholding):
 
     def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
         """Send all weights."""
-        return self.encode_dense(client.theta, draw)
+        return dense_packet({"theta": client.theta}, self.bits, draw)
 
     def parameters(self, server: Server) -> Float[Tensor, " p"]:
         """Return the m largest of the shrunk weights."""

@@ -9,8 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsieve.algorithms.base import DENSITY_SCHEDULE_OPTIONS, BaseAlgorithm, project_to_budget, require_at_least
+from fedsieve.algorithms.base import DENSITY_SCHEDULE_OPTIONS, BaseAlgorithm, project_to_budget
 from fedsieve.algorithms.fed_avg import Server
+from fedsieve.algorithms.option_rules import require_at_least
 from fedsieve.core import optimizers
 from fedsieve.core.optimizers import Optimizer, StepRule, initial_moments
 from fedsieve.core.packets import Packet, dense_packet
@@ -59,7 +60,7 @@ class FedSGD(BaseAlgorithm):
 
     def broadcast(self, server: Server, clock: Clock, draw: Draw) -> Packet:
         """Send all weights."""
-        return self.encode_dense(server.theta, draw)
+        return dense_packet({"theta": server.theta}, self.bits, draw)
 
     def client_init(self, packet: Packet, layout: Layout, clock: Clock, dtype: torch.dtype) -> Client:
         """Start from the broadcast."""

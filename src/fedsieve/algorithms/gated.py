@@ -289,7 +289,7 @@ class GatedAlgorithm(BaseAlgorithm, ABC):
             return multiplier
         gated, density = log_alpha[: layout.num_gated] if layout.num_ungated else log_alpha, self.message_density(clock)
         rate = self.dual_rate_per_round(layout) / self.workload.exchanges
-        return constraint.ascend_on_gap(self.shape, gated, multiplier, density, rate)
+        return constraint.ascend(self.shape, gated, multiplier, density, rate)
 
     def mirror_dual_step(
         self, log_alpha: Float[Tensor, " p"], multiplier: Float[Tensor, ""], layout: Layout, clock: Clock

@@ -3,19 +3,28 @@
 from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from fedsieve.algorithms.base import BaseAlgorithm, project_to_budget
-from fedsieve.algorithms.fed_avg import VECTOR_FIELDS, Client, Server, average_weights
+from fedsieve.algorithms.fed_avg import Server, average_weights
 from fedsieve.core import budgets, topk
 from fedsieve.core.optimizers import initial_moments
-from fedsieve.core.packets import Packet, SparseVector
+from fedsieve.core.packets import Packet, SparseVector, dense_packet, sparse_packet
 from fedsieve.core.random import Draw
 from fedsieve.core.types import Batch, Clock, EngineSupport, Layout, Objective, Reply
+
+
+class Client(NamedTuple):
+    """The weights of a stack of clients, and the support of the broadcast."""
+
+    theta: Tensor
+    mask: Tensor
+    """1 at the entries of the broadcast, 0 elsewhere"""
+    layout: Layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +42,11 @@ class Thresholding(BaseAlgorithm, ABC):
     def client_init(self, packet: Packet, layout: Layout, clock: Clock, dtype: torch.dtype) -> Client:
         """Start from the broadcast."""
         return Client(packet.field_dense("theta", dtype), packet.support_mask(dtype), layout)
+
+    def encode_top(self, theta: Float[Tensor, "*k p"], layout: Layout, clock: Clock, draw: Draw) -> Packet:
+        """Return a message with H_m(theta), the largest weights of the round's budget."""
+        mask = topk.top_mask(theta.abs(), self.message_budget(layout, clock), layout.groups)
+        return sparse_packet(topk.mask_to_indices(mask), {"theta": theta}, self.bits, draw)
 
     def local_sgd(self, objective: Objective, client: Client, batch: Batch, clock: Clock) -> Float[Tensor, "k p"]:
         """Return theta - eta g."""
@@ -59,7 +73,7 @@ class Thresholding(BaseAlgorithm, ABC):
     @property
     def engine_support(self) -> EngineSupport:
         """A weight whose gradient is zero does not change."""
-        return EngineSupport(vector_fields=VECTOR_FIELDS, replies_have_equal_length=self.replies_have_equal_length)
+        return EngineSupport(vector_fields=("theta", "mask"), replies_have_equal_length=self.replies_have_equal_length)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +89,7 @@ class FedHT(Thresholding):
 
     def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
         """Send all weights."""
-        return self.encode_dense(client.theta, draw)
+        return dense_packet({"theta": client.theta}, self.bits, draw)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,10 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from fedsieve.algorithms.base import DENSITY_SCHEDULE_OPTIONS
-from fedsieve.algorithms.fed_avg import Client, Server
-from fedsieve.algorithms.hard_thresholding import Thresholding
+from fedsieve.algorithms.fed_avg import Server
+from fedsieve.algorithms.hard_thresholding import Client, Thresholding
 from fedsieve.core import budgets, topk
-from fedsieve.core.packets import Packet
+from fedsieve.core.packets import Packet, dense_packet, sparse_packet
 from fedsieve.core.random import Draw
 from fedsieve.core.schedules import DensitySchedule
 from fedsieve.core.types import Batch, Clock, Layout, Objective
@@ -29,8 +29,8 @@ class Masked(Thresholding, ABC):
     def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
         """Send the weights under the mask."""
         if budgets.budget_total(self.message_budget(client.layout, clock)) == client.layout.size:
-            return self.encode_dense(client.theta, draw)
-        return self.encode_sparse(client.theta, client.mask > 0, draw)
+            return dense_packet({"theta": client.theta}, self.bits, draw)
+        return sparse_packet(topk.mask_to_indices(client.mask > 0), {"theta": client.theta}, self.bits, draw)
 
     def public_support(self, packet: Packet, clock: Clock) -> Int64[Tensor, " m"] | None:
         """Return the support of the broadcast."""

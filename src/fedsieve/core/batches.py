@@ -1,6 +1,7 @@
 """Batches that are neither copied nor made dense: sparse examples with their products, and examples read in place."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -83,12 +84,12 @@ class SparseBatch:
         return torch.bmm(self.dense.to(output_gradient.device).transpose(1, 2), output_gradient.transpose(1, 2))
 
 
+@dataclass(eq=False)
 class IndexedRows:
     """Dense examples of a stack of clients: rows of a matrix, which a kernel reads in place instead of copying them."""
 
-    def __init__(self, rows: Float[Tensor, "n f"], indices: Int64[Tensor, "k b"]) -> None:
-        self.rows = rows
-        self.indices = indices
+    rows: Float[Tensor, "n f"]
+    indices: Int64[Tensor, "k b"]
 
     @cached_property
     def dense(self) -> Float[Tensor, "k b f"]:

@@ -39,10 +39,10 @@ def num_kept(density: float, size: int) -> int:
 
 def allocate_budget(layers: list[tuple[slice, tuple[int, ...]]], num_nonzero: int, rule: BudgetRule) -> Budget:
     """Allocate `num_nonzero` weights to the layers by the rule; the parts sum to it exactly."""
-    total = sum(_slice_length(part) for part, _ in layers)
+    lengths = [part.stop - part.start for part, _ in layers]
+    total = sum(lengths)
     if rule is BudgetRule.GLOBAL:
         return ((slice(0, total), num_nonzero),)
-    lengths = [_slice_length(part) for part, _ in layers]
     targets = (
         [num_nonzero * n / total for n in lengths]
         if rule is BudgetRule.UNIFORM
@@ -50,10 +50,6 @@ def allocate_budget(layers: list[tuple[slice, tuple[int, ...]]], num_nonzero: in
     )
     counts = _round_to_sum(targets, lengths, num_nonzero)
     return tuple((part, count) for (part, _), count in zip(layers, counts, strict=True))
-
-
-def _slice_length(part: slice) -> int:
-    return part.stop - part.start
 
 
 def _erk_counts(shapes: list[tuple[int, ...]], lengths: list[int], num_nonzero: int) -> list[float]:

@@ -33,22 +33,12 @@ class DualUpdate(StrEnum):
     """lambda = 0"""
 
 
-def gap(shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], density: float) -> Float[Tensor, "*k"]:
-    """The violation L_con = mean_j P(z_j != 0) - rho."""
-    return active_probability(shape, log_alpha).mean(-1) - density
-
-
-def penalty_per_gate(multiplier: Float[Tensor, "*k"], constraint_scale: ConstraintScale, size: int) -> Float[Tensor, "*k"]:
-    """The factor of one gate's P(z != 0) in the Lagrangian: lambda, or lambda / |theta| as in the paper."""
-    return multiplier if constraint_scale is ConstraintScale.SUM else multiplier / size
-
-
 @accelerated("vector", "penalty_gradient", tensors=("log_alpha", "multiplier"))
 def penalty_gradient(
     shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], multiplier: Float[Tensor, "*#k"], constraint_scale: ConstraintScale, size: int
 ) -> Float[Tensor, "*k n"]:
     """lambda grad_phi L_con = lambda P (1 - P); it is added in descent (L138; the sign in L136 is a slip, decision A1)."""
-    scale = penalty_per_gate(multiplier, constraint_scale, size)
+    scale = multiplier if constraint_scale is ConstraintScale.SUM else multiplier / size
     p = active_probability(shape, log_alpha)
     return torch.ops.aten.sigmoid_backward(scale[..., None].expand_as(p), p)
 
@@ -109,17 +99,13 @@ def apply_penalty(
     return log_alpha.sub(direction, alpha=rate).clamp_(-limit, limit)
 
 
-def ascend(multiplier: Float[Tensor, "*k"], violation: Float[Tensor, "*k"], rate: float) -> Float[Tensor, "*k"]:
-    """One dual step, lambda + eta_lambda * gap; it restarts at 0 once the constraint holds (L138, decision B2)."""
-    return torch.where(violation > 0, torch.add(multiplier, violation, alpha=rate), 0.0)
-
-
-@accelerated("vector", "ascend_on_gap", tensors=("log_alpha", "multiplier"))
-def ascend_on_gap(
+@accelerated("vector", "ascend", tensors=("log_alpha", "multiplier"))
+def ascend(
     shape: HardConcrete, log_alpha: Float[Tensor, " n"], multiplier: Float[Tensor, ""], density: float, rate: float
 ) -> Float[Tensor, ""]:
-    """One dual step of the multiplier on the gap of these gates."""
-    return ascend(multiplier, gap(shape, log_alpha, density), rate)
+    """One dual step along L_con = mean_j P(z_j != 0) - rho; lambda restarts at 0 once the constraint holds (L138, decision B2)."""
+    violation = active_probability(shape, log_alpha).mean(-1) - density
+    return torch.where(violation > 0, torch.add(multiplier, violation, alpha=rate), 0.0)
 
 
 def mirror_step(shape: HardConcrete, log_alpha: Float[Tensor, " n"], density: float, rate: float) -> Float[Tensor, ""]:

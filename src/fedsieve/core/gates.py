@@ -51,11 +51,6 @@ class Gates(NamedTuple):
     derivative: Tensor
 
 
-def stretch(shape: HardConcrete, s: Float[Tensor, "*k n"], min_gate: float = 0.0) -> Float[Tensor, "*k n"]:
-    """Stretch (0, 1) to (gamma, zeta) and clip to [min_gate, 1]."""
-    return (s * (shape.stretch_high - shape.stretch_low)).add_(shape.stretch_low).clamp_(min_gate, 1.0)
-
-
 @accelerated("vector", "sample_gates", tensors=("log_alpha", "noise"), returns=Gates)
 def sample(
     shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], noise: Float[Tensor, "*k n"], noise_margin: float = NOISE_MARGIN
@@ -92,8 +87,8 @@ def compute_test_gates(
     shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], kind: GateAtTest = GateAtTest.MEDIAN, min_gate: float = 0.0
 ) -> Float[Tensor, "*k n"]:
     """Gates of the final model (L128, decision A5), at least `min_gate`."""
-    temperature = shape.temperature if kind is GateAtTest.MEDIAN else 1.0
-    return stretch(shape, (log_alpha / temperature).sigmoid_(), min_gate)
+    s = (log_alpha / (shape.temperature if kind is GateAtTest.MEDIAN else 1.0)).sigmoid_()
+    return (s * (shape.stretch_high - shape.stretch_low)).add_(shape.stretch_low).clamp_(min_gate, 1.0)
 
 
 @accelerated("vector", "gated_magnitude", tensors=("weights", "log_alpha"), condition=lambda *args: args[3] is GateAtTest.MEDIAN)

@@ -105,11 +105,6 @@ class Packet(NamedTuple):
         fields = ((name, values.coding, values.codes.shape[-1]) for name, values in self.fields.items())
         return self.size, self.support is None, *fields, *self.scalars
 
-    @property
-    def paper_bytes(self) -> int:
-        """The cost in the paper: four bytes per value, none for positions (L303)."""
-        return 4 * sum(v.codes.numel() for v in self.fields.values())
-
 
 def _unstack_field(field: QuantizedField) -> list[QuantizedField]:
     codes = field.codes.unbind()

@@ -60,8 +60,8 @@ class QuantizedField(NamedTuple):
         if self.scale is None:
             return self.codes.to(dtype)
         levels = self.codes.to(dtype)
-        if self.level_offset:
-            levels += self.level_offset
+        if offset := self.level_offset:
+            levels += offset
         return levels.mul_(self.scale[..., None])
 
 

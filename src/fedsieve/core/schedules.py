@@ -1,7 +1,6 @@
 """Schedules over the rounds: learning rate, density of messages, scaling of log_alpha."""
 
 from enum import StrEnum
-from math import cos, pi
 
 import torch
 from jaxtyping import Bool, Float
@@ -42,13 +41,6 @@ def scale_log_alpha(
     return log_alpha.add(change, alpha=rate).clamp_(-limit, limit)
 
 
-def scheduled_density(target: float, initial: float, progress: float, kind: DensitySchedule) -> float:
-    """The density of messages at `progress` in [0, 1]: constant, or a cubic decrease (Zhu & Gupta 2017)."""
-    if kind is DensitySchedule.CONSTANT or progress >= 1:
-        return target
-    return target + (initial - target) * (1 - progress) ** 3
-
-
-def cosine_decay(progress: float, final_fraction: float) -> float:
-    """Factor of the learning rate: decreases from 1 to `final_fraction` along half a cosine as progress goes from 0 to 1."""
-    return final_fraction + (1 - final_fraction) * (1 + cos(pi * min(progress, 1.0))) / 2
+def cubic_density(target: float, initial: float, progress: float) -> float:
+    """The density of messages at `progress` in [0, 1] of a cubic decrease (Zhu & Gupta 2017)."""
+    return target + (initial - target) * (1 - min(progress, 1.0)) ** 3

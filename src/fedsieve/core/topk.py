@@ -56,11 +56,10 @@ def top_k_mask(score: Float[Tensor, "*k n"], k: int) -> Bool[Tensor, "*k n"]:
         return torch.ones_like(score, dtype=torch.bool)
     if k == 0:
         return torch.zeros_like(score, dtype=torch.bool)
+    if score.device.type == "cpu":
+        return torch.zeros_like(score, dtype=torch.bool).scatter_(-1, _top_k_rows(score, k), True)
     score = _nan_to_inf(score)
-    least = _kth_largest(score, k)
-    chosen = score >= least
-    if int(chosen.count_nonzero()) == k * (chosen.numel() // chosen.shape[-1]):
-        return chosen
+    least = torch.topk(score, k, dim=-1, sorted=True).values[..., -1:]
     above, tied = score > least, score == least
     room = k - above.sum(-1, keepdim=True)
     return above | (tied & (tied.cumsum(-1) <= room))
@@ -81,14 +80,20 @@ def top_k_indices(
     if groups is not None or len(budget) > 1 or not 0 < kept < size or score.device.type != "cpu":
         indices = mask_to_indices(top_mask(score, budget, groups))
         return indices if global_index is None else torch.from_numpy(_order_by(global_index, indices.numpy()))
-    score = _nan_to_inf(score)
-    rows = np.stack([_top_k_row(row, kept, global_index) for row in score.numpy().reshape(-1, size)])
-    return torch.from_numpy(rows).view(*score.shape[:-1], kept)
+    return _top_k_rows(score, kept, global_index)
 
 
 def _nan_to_inf(score: Float[Tensor, "*k n"]) -> Float[Tensor, "*k n"]:
     """Scores with NaN as infinity: such a weight is selected, so that validation finds it."""
     return score if isfinite(score.amax()) else score.nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
+def _top_k_rows(
+    score: Float[Tensor, "*k n"], k: int, global_index: Callable[[np.ndarray], np.ndarray] | None = None
+) -> Int64[Tensor, "*k m"]:
+    """Indices of the k largest scores of each row. NumPy's partition is 7 to 18 times faster than a sorted top-k of 48,608 scores."""
+    rows = _nan_to_inf(score).numpy().reshape(-1, score.shape[-1])
+    return torch.from_numpy(np.stack([_top_k_row(row, k, global_index) for row in rows])).view(*score.shape[:-1], k)
 
 
 def _top_k_row(row: Float[np.ndarray, " n"], k: int, global_index: Callable[[np.ndarray], np.ndarray] | None) -> Int64[np.ndarray, " k"]:
@@ -111,21 +116,6 @@ def _order_by(global_index: Callable[[np.ndarray], np.ndarray], indices: Int64[n
 
 SAMPLE_STRIDE = 64
 """Every 64th score is a sample that bounds the k-th largest score from below."""
-
-
-def _kth_largest(score: Float[Tensor, "*k n"], k: int) -> Float[Tensor, "*k 1"]:
-    """The k-th largest score of each row. NumPy's partition is 7 to 18 times faster than a sorted top-k of 48,608 scores."""
-    if score.device.type != "cpu":
-        return torch.topk(score, k, dim=-1, sorted=True).values[..., -1:]
-    rows = score.numpy().reshape(-1, score.shape[-1])
-    least = np.array([_kth_largest_row(row, k) for row in rows], dtype=rows.dtype)
-    return torch.from_numpy(least).view(*score.shape[:-1], 1)
-
-
-def _kth_largest_row(row: Float[np.ndarray, " n"], k: int) -> np.floating:
-    likely = _candidates(row, k)
-    values = row if likely is None else row[likely]
-    return np.partition(values, len(values) - k)[len(values) - k]
 
 
 def _candidates(row: Float[np.ndarray, " n"], k: int) -> Int64[np.ndarray, " c"] | None:

@@ -1,10 +1,11 @@
 """Types and protocols shared by algorithms, objectives and engines. Letters: p parameters, m kept weights, k clients, b examples."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import add
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
@@ -73,13 +74,13 @@ class Reply(NamedTuple):
     num_examples: int
 
 
+@dataclass(eq=False)
 class StackedReplies(Sequence[Reply]):
     """Replies of a cohort as one stacked packet; it is unstacked only if a single reply is accessed."""
 
-    def __init__(self, clients: Sequence[int], packet: Packet, num_examples: Sequence[int]) -> None:
-        self.clients = clients
-        self.packet = packet
-        self.num_examples = num_examples
+    clients: Sequence[int]
+    packet: Packet
+    num_examples: Sequence[int]
 
     @cached_property
     def _replies(self) -> list[Reply]:
@@ -118,15 +119,7 @@ class Traffic:
 
     def __add__(self, other: "Traffic") -> "Traffic":
         """The sum of two messages."""
-        return Traffic(*map(add, self._sizes(), other._sizes()))
-
-    def __mul__(self, num_copies: int) -> "Traffic":
-        """The same message sent several times."""
-        return Traffic(*(num_copies * size for size in self._sizes()))
-
-    def _sizes(self) -> tuple[int, ...]:
-        """Return all fields in order; `dataclasses.astuple` copies deeply and is slow."""
-        return (self.paper_formula, self.payload, self.total, self.header, self.positions, self.scalars, self.weights, self.gates)
+        return Traffic(*map(add, vars(self).values(), vars(other).values()))  # `dataclasses.astuple` copies deeply and is slow
 
 
 class ExchangeResult(NamedTuple):
@@ -151,6 +144,9 @@ Exchange = Callable[[Clock, Packet, Sequence[int]], ExchangeResult]
 class Objective(Protocol):
     """A loss over a flat parameter vector, for a stack of clients at once."""
 
+    has_random_layers: ClassVar[bool]
+    """whether `gradient` uses `Batch.module_seeds`"""
+
     @property
     def layout(self) -> Layout:
         """The layers of the flat vector."""
@@ -159,11 +155,6 @@ class Objective(Protocol):
     @property
     def slices(self) -> dict[str, tuple[slice, tuple[int, ...]]]:
         """Slice and shape of every parameter in the flat vector by name, ungated ones included."""
-        ...
-
-    @property
-    def has_random_layers(self) -> bool:
-        """Whether `gradient` uses `Batch.module_seeds`."""
         ...
 
     @property
@@ -270,22 +261,27 @@ class Algorithm(Protocol):
         """How much a client computes."""
         ...
 
+    @abstractmethod
     def init(self, layout: Layout, weights: Tensor, draw: Draw) -> Any:
         """Return the initial server state."""
         ...
 
+    @abstractmethod
     def broadcast(self, server: Any, clock: Clock, draw: Draw) -> Packet:
         """Return the message to the cohort, already quantized."""
         ...
 
+    @abstractmethod
     def client_init(self, packet: Packet, layout: Layout, clock: Clock, dtype: Any) -> Any:
         """Return the client state that the broadcast defines, without a client axis."""
         ...
 
+    @abstractmethod
     def client_step(self, objective: Objective, client: Any, batch: Batch, clock: Clock, draw: Draw) -> Any:
         """Return a stack of clients after one local step."""
         ...
 
+    @abstractmethod
     def client_reply(self, client: Any, clock: Clock, draw: Draw) -> Packet:
         """Return the replies of a stack of clients."""
         ...
@@ -298,6 +294,7 @@ class Algorithm(Protocol):
         """Return the vectors in a packet, or in a stack of packets, by name."""
         ...
 
+    @abstractmethod
     def aggregate(self, server: Any, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Any:
         """Return the server state after the replies to `packet`."""
         ...
@@ -306,10 +303,12 @@ class Algorithm(Protocol):
         """Return the server state after the last exchange of a round."""
         ...
 
+    @abstractmethod
     def parameters(self, server: Any) -> Tensor:
         """Return the test-time parameters (p,), of which exactly m are nonzero."""
         ...
 
+    @abstractmethod
     def unprojected_parameters(self, server: Any) -> Tensor:
         """Return the server's parameters before the final projection."""
         ...
@@ -319,6 +318,7 @@ class Algorithm(Protocol):
         ...
 
     @property
+    @abstractmethod
     def engine_support(self) -> EngineSupport:
         """What engines may use to run the algorithm on sparse examples and on stacks of clients."""
         ...

@@ -160,7 +160,7 @@ class FlowerExchange:
             if (node := self.directory.node_of(client)) is not None
         }
         received = send_and_receive(self.grid, messages, timeout)
-        down, up = wire.measure_traffic(encoded) * len(messages), Traffic()
+        down, up = wire.measure_traffic([encoded] * len(messages)), Traffic()
         self.flower_overhead_down += sum(map(serialized_size, messages.values())) - down.total
         replies, rejected = [], []
         self.flower_overhead_up += sum(
@@ -173,7 +173,7 @@ class FlowerExchange:
                 self._check_size(data)
                 reply = wire.decode(data, message_id, self.deployment.objective.layout.size, support)
                 replies.append(Reply(client, reply, num_examples))
-                up = up + wire.measure_traffic(wire.encode(reply, message_id, support))
+                up = up + wire.measure_traffic([wire.encode(reply, message_id, support)])
             except wire.PacketError as error:
                 rejected.append((client, str(error)))
                 up = up + Traffic(total=len(data), header=len(data))  # a rejected reply is counted as a whole

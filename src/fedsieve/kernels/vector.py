@@ -113,7 +113,7 @@ def gated_magnitude(shape, weights, log_alpha, _kind, min_gate):
 
 
 @compile_kernel(ADDRESS, ADDRESS, ADDRESS, int64, float32, float64, float64, reassociate=True)
-def _ascend_on_gap(log_alpha, multiplier, out, size, offset, density, rate):
+def _ascend(log_alpha, multiplier, out, size, offset, density, rate):
     prefer_512_bit()
     log_alpha, total = as_vector(log_alpha, size), float64(0)
     for i in range(size):
@@ -122,10 +122,10 @@ def _ascend_on_gap(log_alpha, multiplier, out, size, offset, density, rate):
     as_vector(out, 1)[0] = as_vector(multiplier, 1)[0] + rate * violation if violation > 0 else f32(0)
 
 
-def ascend_on_gap(shape, log_alpha, multiplier, density, rate):
-    """Kernel of `constraint.ascend_on_gap`."""
+def ascend(shape, log_alpha, multiplier, density, rate):
+    """Kernel of `constraint.ascend`."""
     out = torch.empty_like(multiplier)
-    _ascend_on_gap(*addresses(log_alpha, multiplier, out), len(log_alpha), shape.offset, density, rate)
+    _ascend(*addresses(log_alpha, multiplier, out), len(log_alpha), shape.offset, density, rate)
     return out
 
 
@@ -142,7 +142,7 @@ def _penalty_gradient(log_alpha, multiplier, out, num_clients, size, num_multipl
 
 
 def penalty_per_gate(multiplier, constraint_scale, size):
-    """Return the same as `constraint.penalty_per_gate`."""
+    """Return the factor of one gate's P(z != 0) in the Lagrangian, as in `constraint.penalty_gradient`."""
     return multiplier if constraint_scale == "sum" else multiplier / size
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from math import log
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -34,6 +35,8 @@ def model_size(objective: "Linear", *_: object) -> int:
 @dataclass(frozen=True, kw_only=True)
 class Linear:
     """h(x; theta) = theta x with theta a flattened (outputs, features) matrix; an intercept is optional (decision F5)."""
+
+    has_random_layers: ClassVar[bool] = False
 
     loss: Loss
     num_features: int
@@ -105,11 +108,6 @@ class Linear:
         if self.loss is Loss.SQUARED:
             return (y * y).mean(-1)
         return torch.full((len(y),), log(self.num_outputs if self.loss is Loss.SOFTMAX else 2), device=y.device)
-
-    @property
-    def has_random_layers(self) -> bool:
-        """A linear model has none."""
-        return False
 
     @property
     def supports_indexed_rows(self) -> bool:

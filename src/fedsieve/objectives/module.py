@@ -7,7 +7,7 @@ from enum import StrEnum
 from fnmatch import fnmatch
 from functools import cached_property
 from math import inf, prod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -74,6 +74,9 @@ def torch_seed(seed: int | None, device: torch.device) -> Iterator[None]:
 class Module:
     """The mean loss of a module as a function of its flattened parameters. Tied parameters are one slice and share one gate."""
 
+    has_random_layers: ClassVar[bool] = True
+    """always, because a forward pass may contain dropout that no layer shows"""
+
     module: nn.Module
     loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy
     factory: Callable[[], nn.Module] | None = None
@@ -116,11 +119,6 @@ class Module:
     def keeps_batch_last(self) -> bool:
         """Whether compiled convolutions are faster in this module."""
         return module_keeps_batch_last(self.module)
-
-    @property
-    def has_random_layers(self) -> bool:
-        """Always true, because a forward pass may contain dropout that no layer shows."""
-        return True
 
     @property
     def supports_indexed_rows(self) -> bool:

@@ -30,16 +30,15 @@ class BatchedEngine:
         """Send the packet to the clients and return their replies."""
         context, engine = self.context, make_client_engine(self.context, self.data)
         message_id, received = context.message_id(clock), context.resolve_seed(packet, clock)
-        state, stacks = engine.initial_state(received, clock), []
-        downlink = wire.measure_traffic(wire.encode(packet, message_id)) * len(clients)
-        uplink = Traffic()
-        for chunk in self._cache_sized_chunks(clients):
-            replies = engine.train_and_reply(state, clock, chunk)
+        downlink = wire.measure_traffic(wire.encode_stack(packet, 1, message_id) * len(clients))
+        chunks = list(self._cache_sized_chunks(clients))
+        stacks, uplink = [], Traffic()
+        for chunk, replies in zip(chunks, engine.train(received, clock, chunks), strict=True):
             stacks.append(replies)
             if not self.sample_bytes:
-                uplink = uplink + wire.measure_traffic(*wire.encode_stack(replies, len(chunk), message_id, received.support))
-            elif uplink == Traffic():
-                uplink = wire.measure_traffic(wire.encode(replies.unstack()[0], message_id, received.support)) * len(clients)
+                uplink = uplink + wire.measure_traffic(wire.encode_stack(replies, len(chunk), message_id, received.support))
+            elif len(stacks) == 1:
+                uplink = wire.measure_traffic(wire.encode_stack(replies.unstack()[0], 1, message_id, received.support) * len(clients))
         counts = [self.data.num_examples(client) for client in clients]
         if (stack := concatenate(stacks)) is not None:
             return ExchangeResult(StackedReplies(clients, stack, counts), [], downlink, uplink)
@@ -49,8 +48,8 @@ class BatchedEngine:
     def _cache_sized_chunks(self, clients: Sequence[int]) -> Iterator[list[int]]:
         """Yield clients that can be stacked and fit into the cache together, in order; clients with sparse examples one by one."""
         context, data = self.context, self.data
-        batch_size, layout = context.algorithm.workload.batch_size, context.objective.layout
-        one_by_one = data.is_sparse or not context.algorithm.engine_support.replies_have_equal_length(layout)
+        batch_size, layout = context.workload.batch_size, context.objective.layout
+        one_by_one = data.is_sparse or not context.support.replies_have_equal_length(layout)
         for size, group in groupby(clients, key=lambda client: batch_size or data.num_examples(client)):
             members = list(group)
             floats = size * data.num_features + VECTORS_PER_CLIENT * layout.size

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedsieve.core.batches import BatchSampling, IndexedRows, SparseBatch
 from fedsieve.core.random import generator
-from fedsieve.core.types import Batch, CsrMatrix, Objective
+from fedsieve.core.types import Batch, Clock, CsrMatrix, Objective, Workload
 
 
 class ClientData:
@@ -26,6 +26,9 @@ class ClientData:
     ) -> None:
         self.x = x
         self.y = y
+        self.is_sparse = not isinstance(x, Tensor)
+        self.num_features = prod(x.shape[1:])
+        """number of values of an example"""
         self.counts = np.asarray(counts, dtype=np.int64)
         self.offsets = np.concatenate(([0], np.cumsum(self.counts)))
         self._objective = objective
@@ -34,16 +37,6 @@ class ClientData:
         self._smoothness: dict[int, Tensor] = {}
         self._round_batches: tuple[tuple[int, ...], dict[tuple[int, ...], list[tuple[Tensor, Tensor]]]] = ((), {})
         """the key of the last round, and the indices and labels of its batches by stack of clients"""
-
-    @property
-    def is_sparse(self) -> bool:
-        """Whether examples are stored as CSR."""
-        return not isinstance(self.x, Tensor)
-
-    @property
-    def num_features(self) -> int:
-        """The number of values of an example."""
-        return prod(self.x.shape[1:])
 
     def num_examples(self, client: int) -> int:
         """Return n_k."""
@@ -54,27 +47,24 @@ class ClientData:
         draw = draw_batches if self._batch_sampling is BatchSampling.INDEPENDENT else shuffle_into_batches
         return draw(seed, round, client, self.num_examples(client), self._batch_size, num_batches)
 
-    def batch_indices(self, seed: int, round: int, clients: Sequence[int], num_batches: int) -> Tensor:
-        """Return the indices of the examples of a stack of clients, (num_batches, k, b)."""
-        batches = np.concatenate([self.epoch_batches(seed, round, client, num_batches) for client in clients], axis=1)
-        indices = batches.reshape(num_batches, len(clients), -1) + self.offsets[clients][:, None]
-        return torch.from_numpy(indices).to(self.y.device)
-
-    def batches(self, seed: int, round: int, clients: Sequence[int], num_batches: int, selected: slice) -> Iterator[Batch]:
-        """Yield some of a round's batches of a stack of clients, (k, b, ...).
+    def batches(self, seed: int, clock: Clock, clients: Sequence[int], workload: Workload) -> Iterator[Batch]:
+        """Yield the batches of a stack of clients in one exchange, (k, b, ...).
 
         Examples are not copied if the objective can read them by index. Indices and labels are kept until the round changes.
         """
-        if self._round_batches[0] != (key := (seed, round, num_batches)):
+        num_batches, first = workload.exchanges * workload.local_steps, clock.exchange * workload.local_steps
+        if self._round_batches[0] != (key := (seed, clock.round, num_batches)):
             self._round_batches = (key, {})
         by_stack, stack, x = self._round_batches[1], tuple(clients), self.x
         assert isinstance(x, Tensor)
         indexed = self._objective.supports_indexed_rows and x.ndim == 2
         if stack not in by_stack:
-            indices = self.batch_indices(seed, round, clients, num_batches)
+            batches = np.concatenate([self.epoch_batches(seed, clock.round, client, num_batches) for client in clients], axis=1)
+            indices = batches.reshape(num_batches, len(clients), -1) + self.offsets[clients][:, None]
+            indices = torch.from_numpy(indices).to(self.y.device)
             labels = _gather(self.y, indices)
             by_stack[stack] = list(zip(indices, labels.to(x.dtype) if indexed else labels, strict=True))
-        for indices, y in by_stack[stack][selected]:
+        for indices, y in by_stack[stack][first : first + workload.local_steps]:
             yield Batch(IndexedRows(x, indices) if indexed else _gather(x, indices), y)
 
     def sparse_batches(self, client: int, batches: np.ndarray, extra_features: np.ndarray | None = None) -> "SparseRoundData":

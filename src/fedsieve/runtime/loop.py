@@ -26,7 +26,7 @@ class LoopEngine:
         downlink, uplink, replies, rejected = Traffic(), Traffic(), [], []
         for client in clients:
             answer = self.run_client(clock, encoded.to_bytes(), client)
-            downlink, uplink = downlink + wire.measure_traffic(encoded), uplink + wire.measure_traffic(answer)
+            downlink, uplink = downlink + wire.measure_traffic([encoded]), uplink + wire.measure_traffic([answer])
             try:
                 reply = wire.decode(answer.to_bytes(), message_id, context.objective.layout.size, support)
                 replies.append(Reply(client, reply, self.data.num_examples(client)))
@@ -36,8 +36,7 @@ class LoopEngine:
 
     def run_client(self, clock: Clock, message: bytes, client: int) -> wire.EncodedPacket:
         """Return the encoded reply of one client to a message."""
-        context, engine = self.context, make_client_engine(self.context, self.data)
-        message_id = context.message_id(clock)
+        context, message_id = self.context, self.context.message_id(clock)
         packet = context.resolve_seed(wire.decode(message, message_id, context.objective.layout.size), clock)
-        replies = engine.train_and_reply(engine.initial_state(packet, clock), clock, [client])
+        (replies,) = make_client_engine(context, self.data).train(packet, clock, [[client]])
         return wire.encode(replies.unstack()[0], message_id, packet.support)

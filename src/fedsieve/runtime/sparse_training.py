@@ -4,7 +4,7 @@ A local step changes only the weights of features in its mini-batch. The client 
 examples, each step to those of its batch; what skipped steps do to the other weights is applied once (`apply_skipped_steps`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, cast
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedsieve.core.packets import Packet
-from fedsieve.core.types import Algorithm, Clock, EngineSupport, LinearObjective
+from fedsieve.core.types import Algorithm, Clock, LinearObjective
 from fedsieve.runtime.client_data import ClientData, SparseRoundData
 from fedsieve.runtime.context import RunContext
 from fedsieve.runtime.feature_view import FeatureView
@@ -25,41 +25,32 @@ from fedsieve.runtime.local_training import ClientEngine, map_tensors
 class SparseClientEngine:
     """The counterpart of `ClientEngine` for sparse examples; stacks have one client."""
 
-    dense: ClientEngine
-
-    @property
-    def context(self) -> RunContext:
-        """The context of the run."""
-        return self.dense.context
-
-    @property
-    def data(self) -> ClientData:
-        """The examples of all clients."""
-        return self.dense.data
+    context: RunContext
+    data: ClientData
 
     @cached_property
     def objective(self) -> LinearObjective:
         """The linear model."""
         return cast(LinearObjective, self.context.objective)
 
-    @cached_property
-    def support(self) -> EngineSupport:
-        """What the algorithm says about its local steps."""
-        return self.context.algorithm.engine_support
-
-    def initial_state(self, packet: Packet, clock: Clock) -> Any:
-        """Return the common initial state, or the packet if each client decodes only the features that it needs."""
+    def train(self, packet: Packet, clock: Clock, stacks: Iterable[list[int]]) -> Iterator[Packet]:
+        """Take the local steps of one exchange and yield the reply of each client, as a stack of one."""
         layout = self.objective.layout
-        if packet.support is not None and not layout.num_ungated and layout.groups is None and self.support.unseen_weights_are_equal:
-            return packet
-        return self.dense.initial_state(packet, clock)
+        if (
+            packet.support is not None
+            and not layout.num_ungated
+            and layout.groups is None
+            and self.context.support.unseen_weights_are_equal
+        ):
+            yield from (self._reply_on_active_features(packet, clock, clients) for clients in stacks)
+        else:
+            state = self.context.algorithm.client_init(packet, layout, clock, self.context.dtype)
+            yield from (self._reply_on_all_features(state, clock, clients) for clients in stacks)
 
-    def train_and_reply(self, state: Any, clock: Clock, clients: list[int]) -> Packet:
-        """Take the local steps of one exchange and return the reply, as a stack of one."""
-        if isinstance(state, Packet):
-            return self._reply_on_active_features(state, clock, clients)
+    def _reply_on_all_features(self, state: Any, clock: Clock, clients: list[int]) -> Packet:
+        """Return the reply of a client that starts from a state as long as the model."""
         client = map_tensors(state, lambda part: part[None])
-        projected = self.support.projected_field
+        projected = self.context.support.projected_field
         nonzero = None if projected is None else self._nonzero_features(getattr(client, projected))
         examples = self._round_examples(clock, clients, nonzero)
         view = FeatureView.create(self.objective, examples.features, self.context.device)
@@ -69,7 +60,7 @@ class SparseClientEngine:
         steps_per_feature[view.features] = steps
         num_skipped = self._num_skipped(steps_per_feature).repeat(self.objective.num_outputs)
         num_skipped = torch.cat((num_skipped, num_skipped.new_zeros(self.objective.layout.num_ungated)))[None]
-        return self.dense.reply(self.support.apply_skipped_steps(client, num_skipped, clock), clock, clients)
+        return self._reply(client, num_skipped, clock, clients)
 
     def _reply_on_active_features(self, packet: Packet, clock: Clock, clients: list[int]) -> Packet:
         """Return the reply of a client without creating a vector as long as the model.
@@ -87,32 +78,37 @@ class SparseClientEngine:
         _, steps = self._run_steps(self._map_vectors(lambda part: part[:, :-1], client), examples, view, clock, clients)
         num_skipped = self._num_skipped(np.append(steps, 0))[:, None].expand(-1, self.objective.num_outputs)
         num_skipped = num_skipped.reshape(1, -1)[:, : view.size + 1]
-        reply = self.dense.reply(self.support.apply_skipped_steps(client, num_skipped, clock), clock, clients)
+        reply = self._reply(client, num_skipped, clock, clients)
         assert reply.support is not None
         support = view.global_indices(reply.support.numpy(force=True))
         if support[0, -1] == layout.size:
-            return self.train_and_reply(self.dense.initial_state(packet, clock), clock, clients)
+            return self._reply_on_all_features(algorithm.client_init(packet, layout, clock, self.context.dtype), clock, clients)
         return reply._replace(size=layout.size, support=torch.from_numpy(support).to(self.context.device))
 
+    def _reply(self, client: Any, num_skipped: Tensor, clock: Clock, clients: list[int]) -> Packet:
+        draw = self.context.client_draw(clock, self.context.workload.local_steps, clients)
+        return self.context.algorithm.client_reply(self.context.support.apply_skipped_steps(client, num_skipped, clock), clock, draw)
+
     def _round_examples(self, clock: Clock, clients: list[int], extra_features: np.ndarray | None) -> SparseRoundData:
-        (client,) = clients
-        batches = self.data.epoch_batches(self.context.seed, clock.round, client, self.dense.batches_per_round)
-        return self.data.sparse_batches(client, batches[self.dense.batch_slice(clock)], extra_features)
+        (client,), num_steps = clients, self.context.workload.local_steps
+        batches = self.data.epoch_batches(self.context.seed, clock.round, client, self.context.workload.exchanges * num_steps)
+        return self.data.sparse_batches(client, batches[clock.exchange * num_steps :][:num_steps], extra_features)
 
     def _run_steps(
         self, active: Any, examples: SparseRoundData, view: FeatureView, clock: Clock, clients: list[int]
     ) -> tuple[Any, np.ndarray]:
         """Take each step on the features of its batch; return the state and the number of steps of each active feature."""
-        algorithm, objective, support = self.context.algorithm, self.objective, self.support
-        smoothness, steps = self.dense.smoothness(clients), np.zeros(len(view.features))
-        for step in range(self.dense.workload.local_steps):
+        algorithm, objective, support = self.context.algorithm, self.objective, self.context.support
+        smoothness = self.data.smoothness(clients) if self.context.workload.needs_smoothness else None
+        steps = np.zeros(len(view.features))
+        for step in range(self.context.workload.local_steps):
             projected = support.projected_field
             nonzero = None if projected is None else view.nonzero_features(getattr(active, projected))
             indices, batch = examples.batch(step, nonzero)
             steps[indices] += 1
             batch, restricted = batch._replace(smoothness=smoothness), objective.with_features(len(indices))
             at = torch.from_numpy(indices).to(self.context.device)
-            draw = self.dense.draw(clock, step, clients, partial(view.coordinate_indices, indices))
+            draw = self.context.client_draw(clock, step, clients, partial(view.coordinate_indices, indices))
             if support.fused_step is not None and support.fused_step(restricted, active, at, batch, clock, draw):
                 continue
             selected = self._map_vectors(partial(view.select, at), active)
@@ -121,7 +117,7 @@ class SparseClientEngine:
         return active, steps
 
     def _num_skipped(self, steps: np.ndarray) -> Tensor:
-        return torch.from_numpy(self.dense.workload.local_steps - steps).to(self.context.device, self.context.dtype)
+        return torch.from_numpy(self.context.workload.local_steps - steps).to(self.context.device, self.context.dtype)
 
     def _nonzero_features(self, weights: Tensor) -> np.ndarray:
         """Return the features with a nonzero weight."""
@@ -130,7 +126,7 @@ class SparseClientEngine:
 
     def _map_vectors(self, function: Callable[..., Tensor], *clients: Any) -> Any:
         """Return the first state with its vectors replaced by a function of the vectors of all states."""
-        fields = self.support.vector_fields
+        fields = self.context.support.vector_fields
         return clients[0]._replace(**{name: function(*(getattr(client, name) for client in clients)) for name in fields})
 
 
@@ -144,5 +140,4 @@ def require_restricted_steps(algorithm: Algorithm, data: ClientData) -> None:
 def make_client_engine(context: RunContext, data: ClientData) -> ClientEngine | SparseClientEngine:
     """Return the engine that trains clients on this kind of examples."""
     require_restricted_steps(context.algorithm, data)
-    dense = ClientEngine(context, data)
-    return SparseClientEngine(dense) if data.is_sparse else dense
+    return SparseClientEngine(context, data) if data.is_sparse else ClientEngine(context, data)

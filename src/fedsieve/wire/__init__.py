@@ -3,6 +3,7 @@
 packet = header  positions  scalars  fields  crc32
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 from zlib import crc32
 
@@ -107,7 +108,7 @@ def encode_stack(packets: Packet, num_packets: int, message_id: MessageId, refer
         known = None if reference is None else reference.numpy(force=True)
         coded = [encode_positions(support, packets.size, known) for support in supports]
     headers = {kind: MAGIC + bytes((VERSION, kind)) + rest for kind, _ in coded}
-    formula = packets.paper_bytes // num_packets
+    formula = 4 * sum(values.codes.numel() for values in packets.fields.values()) // num_packets
     return [
         EncodedPacket(headers[kind], positions, numbers[i], {name: each[i] for name, each in fields.items()}, formula)
         for i, (kind, positions) in enumerate(coded)
@@ -233,16 +234,14 @@ def _require_finite(numbers: np.ndarray, what: str) -> np.ndarray:
     return numbers
 
 
-def measure_traffic(encoded: EncodedPacket, *others: EncodedPacket) -> Traffic:
-    """Return the sizes of messages with the same fields; they differ only in the lengths of their positions."""
-    gates = weights = 0
-    for name, values in encoded.fields.items():
-        if name in GATE_TRAFFIC_FIELDS:
-            gates += len(values)
-        else:
-            weights += len(values)
-    scalars, header = len(encoded.scalars), len(encoded.header) + CHECKSUM_BYTES
-    values = scalars + gates + weights
-    common = Traffic(encoded.paper_bytes, values, header + values, header, 0, scalars, weights, gates) * (1 + len(others))
-    positions = len(encoded.positions) + sum([len(other.positions) for other in others])
-    return common + Traffic(payload=positions, total=positions, positions=positions)
+def measure_traffic(messages: Sequence[EncodedPacket]) -> Traffic:
+    """Return the sizes of messages with the same fields, which differ only in the lengths of their positions; none have no size."""
+    if not messages:
+        return Traffic()
+    first, count = messages[0], len(messages)
+    gates = count * sum(len(values) for name, values in first.fields.items() if name in GATE_TRAFFIC_FIELDS)
+    weights = count * sum(map(len, first.fields.values())) - gates
+    header, scalars = count * (len(first.header) + CHECKSUM_BYTES), count * len(first.scalars)
+    positions = sum([len(message.positions) for message in messages])
+    payload = positions + scalars + weights + gates
+    return Traffic(count * first.paper_bytes, payload, header + payload, header, positions, scalars, weights, gates)
