@@ -170,7 +170,7 @@ class FlopsPA(GatedAlgorithm):
         client = client._replace(multiplier=self.ascend_locally(client, clock))
         size, groups, rate = layout.num_gated, objective.layout.groups, self.gate_rate * self.learning_rate_factor(clock)
         limit = self.log_alpha_limit
-        if self.has_single_gradient and groups is None:
+        if self.gate_samples == 1 and not self.entropy and groups is None:
             gate = self.local_gates(log_alpha, objective.layout, draw, "gates 0")
             loss, gradient = objective.gradient(weights * gate.value, batch)
             step_size = self.step_size(objective, loss, gradient, batch, clock, gate.value)
@@ -318,11 +318,6 @@ class FlopsPA(GatedAlgorithm):
         if noise is GateNoise.DETERMINISTIC:
             return gates.median_gates(self.shape, log_alpha)
         return self.sample_gates(log_alpha, layout, draw, purpose)
-
-    @property
-    def has_single_gradient(self) -> bool:
-        """Whether a local step follows the gradient of one gate sample without an entropy bonus."""
-        return self.gate_samples == 1 and not self.entropy
 
     @property
     def engine_support(self) -> EngineSupport:

@@ -70,13 +70,6 @@ def validate_replies(
     return result._replace(replies=[reply for reply, is_far in zip(near, far, strict=True) if not is_far], rejected=rejected)
 
 
-def _is_finite(packet: Packet) -> bool:
-    """Whether every value is finite. Scales and scalars are few, and a list is faster for them than NumPy."""
-    scales = [values.scale for values in packet.fields.values() if values.scale is not None]
-    few = all(all(map(isfinite, number.reshape(-1).tolist())) for number in (*scales, *packet.scalars.values()))
-    return few and all(np.isfinite(values.codes.numpy(force=True)).all() for values in packet.fields.values() if values.scale is None)
-
-
 def _norm_outliers(algorithm: Algorithm, packet: Packet, replies: Sequence[Reply], max_norm_ratio: float, dtype: torch.dtype) -> list[bool]:
     """Whether each reply moved too far from the broadcast."""
     if max_norm_ratio == inf or not replies:
@@ -122,7 +115,10 @@ def _find_error(
         share = reply.scalars[name]
         if not ((share >= 0) & (share <= 1)).all():
             return f"{name} is a part of all and lies between 0 and 1"
-    if not _is_finite(reply):
+    scales = [values.scale for values in reply.fields.values() if values.scale is not None]
+    floats = [values.codes.numpy(force=True) for values in reply.fields.values() if values.scale is None]
+    few = [number for tensor in (*scales, *reply.scalars.values()) for number in tensor.reshape(-1).tolist()]  # faster than NumPy
+    if not (all(map(isfinite, few)) and all(np.isfinite(codes).all() for codes in floats)):
         return "a value is not finite"
     if not (min(num_examples) >= 1 and max(num_examples) <= limits.max_claimed_examples):
         return f"it claims {max(num_examples)} examples; between 1 and {limits.max_claimed_examples} may be claimed"

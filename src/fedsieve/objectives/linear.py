@@ -10,7 +10,7 @@ from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 from torch.nn import functional
 
-from fedsieve.core.batches import IndexedRows, SparseBatch
+from fedsieve.core.batches import IndexedRows, SparseBatch, gather
 from fedsieve.core.random import Draw, uniform_to_normal
 from fedsieve.core.types import Batch, CsrMatrix, Layout
 from fedsieve.kernels import accelerated
@@ -50,6 +50,8 @@ class Linear:
     feature_major: bool = False
     """weights are ordered (features, outputs), for sparse examples"""
     layout: Layout = field(init=False)
+    supports_indexed_rows: bool = field(init=False)
+    """whether `gradient` reads examples in place; many outputs are faster as a product of matrices"""
 
     def __post_init__(self) -> None:
         size = self.num_features * self.num_outputs
@@ -70,6 +72,9 @@ class Linear:
             )
         }
         object.__setattr__(self, "layout", Layout(size + ungated, layers, ungated, groups))
+        one_output, few_outputs = self.num_outputs == 1, 1 < self.num_outputs <= MAX_INDEXED_OUTPUTS and not self.feature_major
+        supported = self.loss in (Loss.SQUARED, Loss.LOGISTIC) if one_output else self.loss is Loss.SOFTMAX and few_outputs
+        object.__setattr__(self, "supports_indexed_rows", supported)
 
     @property
     def slices(self) -> dict[str, tuple[slice, tuple[int, ...]]]:
@@ -109,17 +114,11 @@ class Linear:
             return (y * y).mean(-1)
         return torch.full((len(y),), log(self.num_outputs if self.loss is Loss.SOFTMAX else 2), device=y.device)
 
-    @property
-    def supports_indexed_rows(self) -> bool:
-        """Whether `gradient` reads examples in place; many outputs are faster as a product of matrices."""
-        one_output, few_outputs = self.num_outputs == 1, 1 < self.num_outputs <= MAX_INDEXED_OUTPUTS and not self.feature_major
-        return (one_output and self.loss in (Loss.SQUARED, Loss.LOGISTIC)) or (few_outputs and self.loss is Loss.SOFTMAX)
-
-    @accelerated("linear", "indexed_rows_gradient", tensors=("theta", "x.rows"), size=model_size)
+    @accelerated("linear", "indexed_rows_gradient", tensors=("theta", "x.rows"))
     def _indexed_gradient(
         self, theta: Float[Tensor, "k p"], x: IndexedRows, y: Shaped[Tensor, "k b"]
     ) -> tuple[Float[Tensor, " k"], Float[Tensor, "k p"]]:
-        return self.gradient(theta, Batch(x.dense, y.long() if self.loss is Loss.SOFTMAX else y))
+        return self.gradient(theta, Batch(gather(*x), y.long() if self.loss is Loss.SOFTMAX else y))
 
     def _loss_and_gradient(self, logits: Float[Tensor, "k c b"], y: Tensor) -> tuple[Float[Tensor, " k"], Float[Tensor, "k c b"]]:
         """The mean loss over the last axis and its derivative in the logits."""

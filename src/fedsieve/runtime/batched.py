@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 
 from fedsieve import wire
@@ -9,7 +10,8 @@ from fedsieve.core.packets import Packet, concatenate
 from fedsieve.core.types import Clock, ExchangeResult, Reply, StackedReplies, Traffic
 from fedsieve.runtime.client_data import ClientData
 from fedsieve.runtime.context import RunContext
-from fedsieve.runtime.sparse_training import make_client_engine
+from fedsieve.runtime.local_training import ClientEngine
+from fedsieve.runtime.sparse_training import SparseClientEngine, make_client_engine
 
 CACHE_FLOATS = 800_000
 """Numbers of the clients that train together (examples and a few vectors as long as the model) that fit into a core's cache."""
@@ -26,14 +28,18 @@ class BatchedEngine:
     sample_bytes: bool = False
     """encode one reply per exchange and count it for all; the sizes of replies differ only in their positions"""
 
+    @cached_property
+    def client_engine(self) -> ClientEngine | SparseClientEngine:
+        """The engine that trains the clients."""
+        return make_client_engine(self.context, self.data)
+
     def __call__(self, clock: Clock, packet: Packet, clients: Sequence[int]) -> ExchangeResult:
         """Send the packet to the clients and return their replies."""
-        context, engine = self.context, make_client_engine(self.context, self.data)
-        message_id, received = context.message_id(clock), context.resolve_seed(packet, clock)
+        message_id, received = self.context.message_id(clock), self.context.resolve_seed(packet, clock)
         downlink = wire.measure_traffic(wire.encode_stack(packet, 1, message_id) * len(clients))
         chunks = list(self._cache_sized_chunks(clients))
         stacks, uplink = [], Traffic()
-        for chunk, replies in zip(chunks, engine.train(received, clock, chunks), strict=True):
+        for chunk, replies in zip(chunks, self.client_engine.train(received, clock, chunks), strict=True):
             stacks.append(replies)
             if not self.sample_bytes:
                 uplink = uplink + wire.measure_traffic(wire.encode_stack(replies, len(chunk), message_id, received.support))

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsieve.core.batches import BatchSampling, IndexedRows, SparseBatch
+from fedsieve.core.batches import BatchSampling, IndexedRows, SparseBatch, gather
 from fedsieve.core.random import generator
 from fedsieve.core.types import Batch, Clock, CsrMatrix, Objective, Workload
 
@@ -62,10 +62,10 @@ class ClientData:
             batches = np.concatenate([self.epoch_batches(seed, clock.round, client, num_batches) for client in clients], axis=1)
             indices = batches.reshape(num_batches, len(clients), -1) + self.offsets[clients][:, None]
             indices = torch.from_numpy(indices).to(self.y.device)
-            labels = _gather(self.y, indices)
+            labels = gather(self.y, indices)
             by_stack[stack] = list(zip(indices, labels.to(x.dtype) if indexed else labels, strict=True))
         for indices, y in by_stack[stack][first : first + workload.local_steps]:
-            yield Batch(IndexedRows(x, indices) if indexed else _gather(x, indices), y)
+            yield Batch(IndexedRows(x, indices) if indexed else gather(x, indices), y)
 
     def sparse_batches(self, client: int, batches: np.ndarray, extra_features: np.ndarray | None = None) -> "SparseRoundData":
         """Return the sparse examples of several batches of one client, over their features and `extra_features`."""
@@ -88,11 +88,6 @@ class ClientData:
                 batch_size = self._batch_size or self.num_examples(client)
                 self._smoothness[client] = self._objective.smoothness(examples, batch_size)
         return torch.stack([self._smoothness[client] for client in clients])
-
-
-def _gather(values: Tensor, indices: Tensor) -> Tensor:
-    """Return values[indices]; `index_select` is several times faster than advanced indexing."""
-    return values.index_select(0, indices.view(-1)).view(*indices.shape, *values.shape[1:])
 
 
 class SparseRoundData:

@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from fedsieve import wire
 from fedsieve.core.packets import Packet
 from fedsieve.core.types import Clock, ExchangeResult, Reply, Traffic
 from fedsieve.runtime.client_data import ClientData
 from fedsieve.runtime.context import RunContext
-from fedsieve.runtime.sparse_training import make_client_engine
+from fedsieve.runtime.local_training import ClientEngine
+from fedsieve.runtime.sparse_training import SparseClientEngine, make_client_engine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +19,11 @@ class LoopEngine:
 
     context: RunContext
     data: ClientData
+
+    @cached_property
+    def client_engine(self) -> ClientEngine | SparseClientEngine:
+        """The engine that trains the clients."""
+        return make_client_engine(self.context, self.data)
 
     def __call__(self, clock: Clock, packet: Packet, clients: Sequence[int]) -> ExchangeResult:
         """Send the packet to the clients and return their replies."""
@@ -38,5 +45,5 @@ class LoopEngine:
         """Return the encoded reply of one client to a message."""
         context, message_id = self.context, self.context.message_id(clock)
         packet = context.resolve_seed(wire.decode(message, message_id, context.objective.layout.size), clock)
-        (replies,) = make_client_engine(context, self.data).train(packet, clock, [[client]])
+        (replies,) = self.client_engine.train(packet, clock, [[client]])
         return wire.encode(replies.unstack()[0], message_id, packet.support)

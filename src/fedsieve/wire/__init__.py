@@ -101,7 +101,7 @@ def encode_stack(packets: Packet, num_packets: int, message_id: MessageId, refer
     )
     fields = {name: _encode_values(values, num_packets) for name, values in packets.fields.items()}
     scalars = [s.numpy(force=True).reshape(num_packets) for s in packets.scalars.values()]
-    numbers = _row_bytes(np.stack(scalars, axis=-1).astype("<f4", copy=False)) if scalars else [b""] * num_packets
+    numbers = [row.tobytes() for row in np.stack(scalars, axis=-1).astype("<f4", copy=False)] if scalars else [b""] * num_packets
     if supports is None:
         coded = [(KIND_DENSE if packets.seed is None else KIND_SEED, b"")] * num_packets
     else:
@@ -115,12 +115,6 @@ def encode_stack(packets: Packet, num_packets: int, message_id: MessageId, refer
     ]
 
 
-def _row_bytes(rows: np.ndarray) -> list[bytes]:
-    """Return the bytes of each row."""
-    whole, width = rows.tobytes(), rows.shape[1] * rows.itemsize
-    return [whole[i * width : (i + 1) * width] for i in range(len(rows))]
-
-
 def _encode_values(field: QuantizedField, num_packets: int) -> list[bytes]:
     codes = field.codes.numpy(force=True).reshape(num_packets, -1)
     if field.coding in (Coding.LEVELS4, Coding.MIDPOINT4):
@@ -132,9 +126,9 @@ def _encode_values(field: QuantizedField, num_packets: int) -> list[bytes]:
     else:
         rows = codes.astype(NUMPY_DTYPES.get(field.coding, "i1"), copy=False)
     if field.scale is None:
-        return _row_bytes(rows)
+        return [row.tobytes() for row in rows]
     scales = field.scale.numpy(force=True).reshape(num_packets, 1).astype("<f4", copy=False)
-    return [scale + row for scale, row in zip(_row_bytes(scales), _row_bytes(rows), strict=True)]
+    return [scale.tobytes() + row.tobytes() for scale, row in zip(scales, rows, strict=True)]
 
 
 # Decoding

@@ -87,22 +87,20 @@ def _plan_subset(indices: np.ndarray, size: int) -> tuple[int, Callable[[], byte
     bits = np.add.reduce(gaps >> candidates[:, None], axis=1) + count * (1 + candidates)
     best = int(bits.argmin())
     bitmap, rice = (size + 7) // 8, (int(bits[best]) + 7) // 8
-    return 1 + min(bitmap, rice), partial(_encode_bitmap, indices, size) if bitmap <= rice else partial(
-        _encode_rice, gaps, int(candidates[best])
-    )
+    parameter = BITMAP_MARKER if bitmap <= rice else int(candidates[best])
+    return 1 + min(bitmap, rice), partial(_encode_subset, indices, gaps, size, parameter)
 
 
-def _encode_bitmap(indices: np.ndarray, size: int) -> bytes:
-    bits = np.zeros(size, dtype=bool)
-    bits[indices] = True
-    return bytes((BITMAP_MARKER,)) + np.packbits(bits).tobytes()
-
-
-def _encode_rice(gaps: np.ndarray, parameter: int) -> bytes:
-    ends = np.cumsum((gaps >> parameter) + 1)
-    bits = np.zeros(ends[-1] + len(gaps) * parameter, dtype=np.uint8)
-    bits[ends - 1] = 1
-    bits[ends[-1] :].reshape(len(gaps), parameter)[:] = gaps[:, None] >> np.arange(parameter) & 1
+def _encode_subset(indices: np.ndarray, gaps: np.ndarray, size: int, parameter: int) -> bytes:
+    """Return the indices as a bitmap, or their gaps as Rice codes with this parameter: first all quotients, then all remainders."""
+    if parameter == BITMAP_MARKER:
+        bits = np.zeros(size, dtype=bool)
+        bits[indices] = True
+    else:
+        ends = np.cumsum((gaps >> parameter) + 1)
+        bits = np.zeros(ends[-1] + len(gaps) * parameter, dtype=np.uint8)
+        bits[ends - 1] = 1
+        bits[ends[-1] :].reshape(len(gaps), parameter)[:] = gaps[:, None] >> np.arange(parameter) & 1
     return bytes((parameter,)) + np.packbits(bits).tobytes()
 
 
