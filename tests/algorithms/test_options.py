@@ -47,6 +47,11 @@ def test_a_falling_schedule_starts_at_the_default_multiple_of_its_target(density
     assert method.message_density(Clock(50, 100)) == density
 
 
+def test_learning_rates_decay_from_one_to_their_end_along_half_a_cosine():
+    algorithm = algorithm_class("fed-avg")(final_learning_rate_fraction=0.1)
+    assert [algorithm.learning_rate_factor(Clock(number, 100)) for number in (0, 50, 100)] == pytest.approx([1, 0.55, 0.1])
+
+
 def outcome(method, **options):
     steps = train_run(small_run(method, rounds=3, algorithm=make_algorithm(method, **{"num_batches": 3, **options})))
     return [part for part in steps[-1].result.server if isinstance(part, torch.Tensor)], [step.metrics["bytes_up"] for step in steps]
