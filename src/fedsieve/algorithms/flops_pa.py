@@ -167,7 +167,8 @@ class FlopsPA(GatedAlgorithm):
     def client_step(self, objective: Objective, client: Client, batch: Batch, clock: Clock, draw: Draw) -> Client:
         """Take one local SGD step on (theta~, phi) (L198)."""
         weights, log_alpha, multiplier, layout = client
-        client = client._replace(multiplier=self.ascend_locally(client, clock))
+        if self.dual_location is DualLocation.CLIENT:
+            client = client._replace(multiplier=self.ascend_locally(client, clock))
         size, groups, rate = layout.num_gated, objective.layout.groups, self.gate_rate * self.learning_rate_factor(clock)
         limit = self.log_alpha_limit
         if self.gate_samples == 1 and not self.entropy and groups is None:
@@ -218,12 +219,9 @@ class FlopsPA(GatedAlgorithm):
         It starts from the broadcast, so that clients keep no state, and takes one step of the round's rate / n(B) on the gates before
         the primal step.
         """
-        if self.dual_location is DualLocation.SERVER:
-            return client.multiplier
         layout, density = client.layout, self.message_density(clock)
         rate = self.dual_rate_per_round(layout) / self.local_steps
-        violation = constraint.gap(self.shape, client.log_alpha[..., : layout.num_gated], density)
-        return constraint.ascend(client.multiplier, violation, rate)
+        return constraint.ascend(self.shape, client.log_alpha[..., : layout.num_gated], client.multiplier, density, rate)
 
     def server_step(self, server: Server, packet: Packet, mean: Float[Tensor, " p"]) -> tuple[Float[Tensor, " p"], Moments]:
         """sent + server step towards the mean + residual_decay * (theta - sent), where sent is theta on the support."""

@@ -99,10 +99,10 @@ def apply_penalty(
     return log_alpha.sub(direction, alpha=rate).clamp_(-limit, limit)
 
 
-@accelerated("vector", "ascend", tensors=("log_alpha", "multiplier"))
+@accelerated("vector", "ascend", tensors=("log_alpha", "multiplier"), condition=lambda _, log_alpha, *__: log_alpha.ndim == 1)
 def ascend(
-    shape: HardConcrete, log_alpha: Float[Tensor, " n"], multiplier: Float[Tensor, ""], density: float, rate: float
-) -> Float[Tensor, ""]:
+    shape: HardConcrete, log_alpha: Float[Tensor, "*k n"], multiplier: Float[Tensor, "*k"], density: float, rate: float
+) -> Float[Tensor, "*k"]:
     """One dual step along L_con = mean_j P(z_j != 0) - rho; lambda restarts at 0 once the constraint holds (L138, decision B2)."""
     violation = active_probability(shape, log_alpha).mean(-1) - density
     return torch.where(violation > 0, torch.add(multiplier, violation, alpha=rate), 0.0)

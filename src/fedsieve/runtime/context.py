@@ -1,15 +1,12 @@
 """What the server and all clients of a run know before the first message."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 import torch
 
 from fedsieve import wire
 from fedsieve.core.packets import Packet
-from fedsieve.core.random import Draw, client_sampler
 from fedsieve.core.types import Algorithm, Clock, EngineSupport, Objective, Workload
 from fedsieve.runtime.rounds import initial_broadcast
 
@@ -38,10 +35,6 @@ class RunContext:
     def support(self) -> EngineSupport:
         """What the algorithm says about its local steps and replies."""
         return self.algorithm.engine_support
-
-    def client_draw(self, clock: Clock, step: int, clients: list[int], coordinates: Callable[[], np.ndarray] | None = None) -> Draw:
-        """Return the random numbers of one local step of a stack of clients; `coordinates` are the indices of a part of the model."""
-        return client_sampler(self.seed, clock.round, clock.exchange, step, clients, self.dtype, self.device, coordinates)
 
     def resolve_seed(self, packet: Packet, clock: Clock) -> Packet:
         """Return the packet, or the initial broadcast if the packet is only a seed."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsieve.core.packets import Packet
-from fedsieve.core.random import client_keys, derive_key
+from fedsieve.core.random import client_keys, client_sampler, derive_key
 from fedsieve.core.types import Clock
 from fedsieve.runtime.client_data import ClientData
 from fedsieve.runtime.context import RunContext
@@ -33,12 +34,15 @@ class ClientEngine:
         """Return the stacked replies of clients that all start from `state`."""
         context, algorithm, objective = self.context, self.context.algorithm, self.context.objective
         client, workload = map_tensors(state, lambda part: torch.stack([part] * len(clients))), context.workload
+        sampler = partial(
+            client_sampler, context.seed, clock.round, clock.exchange, clients=clients, dtype=context.dtype, device=context.device
+        )
         smoothness = self.data.smoothness(clients) if workload.needs_smoothness else None
         for step, batch in enumerate(self.data.batches(context.seed, clock, clients, workload)):
             seeds = module_seeds(context.seed, clock, step, clients) if objective.has_random_layers else None
             batch = batch._replace(smoothness=smoothness, module_seeds=seeds)
-            client = algorithm.client_step(objective, client, batch, clock, context.client_draw(clock, step, clients))
-        return algorithm.client_reply(client, clock, context.client_draw(clock, workload.local_steps, clients))
+            client = algorithm.client_step(objective, client, batch, clock, sampler(step))
+        return algorithm.client_reply(client, clock, sampler(workload.local_steps))
 
 
 def module_seeds(seed: int, clock: Clock, step: int, clients: list[int]) -> list[int]:

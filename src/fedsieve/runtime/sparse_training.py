@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedsieve.core.packets import Packet
+from fedsieve.core.random import Draw, client_sampler
 from fedsieve.core.types import Algorithm, Clock, LinearObjective
 from fedsieve.runtime.client_data import ClientData, SparseRoundData
 from fedsieve.runtime.context import RunContext
@@ -86,7 +87,7 @@ class SparseClientEngine:
         return reply._replace(size=layout.size, support=torch.from_numpy(support).to(self.context.device))
 
     def _reply(self, client: Any, num_skipped: Tensor, clock: Clock, clients: list[int]) -> Packet:
-        draw = self.context.client_draw(clock, self.context.workload.local_steps, clients)
+        draw = self._draw(clock, self.context.workload.local_steps, clients)
         return self.context.algorithm.client_reply(self.context.support.apply_skipped_steps(client, num_skipped, clock), clock, draw)
 
     def _round_examples(self, clock: Clock, clients: list[int], extra_features: np.ndarray | None) -> SparseRoundData:
@@ -108,13 +109,18 @@ class SparseClientEngine:
             steps[indices] += 1
             batch, restricted = batch._replace(smoothness=smoothness), objective.with_features(len(indices))
             at = torch.from_numpy(indices).to(self.context.device)
-            draw = self.context.client_draw(clock, step, clients, partial(view.coordinate_indices, indices))
+            draw = self._draw(clock, step, clients, partial(view.coordinate_indices, indices))
             if support.fused_step is not None and support.fused_step(restricted, active, at, batch, clock, draw):
                 continue
             selected = self._map_vectors(partial(view.select, at), active)
             selected = algorithm.client_step(restricted, selected, batch, clock, draw)
             active = self._map_vectors(partial(view.assign, at), active, selected)
         return active, steps
+
+    def _draw(self, clock: Clock, step: int, clients: list[int], coordinates: Callable[[], np.ndarray] | None = None) -> Draw:
+        """Return the random numbers of one local step; `coordinates` are the indices of a part of the model."""
+        seed, dtype, device = self.context.seed, self.context.dtype, self.context.device
+        return client_sampler(seed, clock.round, clock.exchange, step, clients, dtype, device, coordinates)
 
     def _num_skipped(self, steps: np.ndarray) -> Tensor:
         return torch.from_numpy(self.context.workload.local_steps - steps).to(self.context.device, self.context.dtype)
