@@ -47,9 +47,12 @@ def test_a_falling_schedule_starts_at_the_default_multiple_of_its_target(density
     assert method.message_density(Clock(50, 100)) == density
 
 
-def test_learning_rates_decay_from_one_to_their_end_along_half_a_cosine():
-    algorithm = algorithm_class("fed-avg")(final_learning_rate_fraction=0.1)
-    assert [algorithm.learning_rate_factor(Clock(number, 100)) for number in (0, 50, 100)] == pytest.approx([1, 0.55, 0.1])
+def test_learning_rates_fall_along_half_a_cosine_and_stay_at_their_end():
+    algorithm, constant = (algorithm_class("fed-avg")(final_learning_rate_fraction=end) for end in (0.1, 1.0))
+    path = [algorithm.learning_rate_factor(Clock(number, 12)) for number in range(16)]
+    assert path[0] == 1.0 and path[6] == pytest.approx(0.55) and path[12:] == pytest.approx([0.1] * 4)
+    assert path[4] == pytest.approx(0.1 + 0.9 * 0.75)  # cos 60 degrees is a half
+    assert {constant.learning_rate_factor(Clock(number, 12)) for number in range(16)} == {1.0}
 
 
 def outcome(method, **options):
