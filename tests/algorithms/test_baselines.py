@@ -6,6 +6,7 @@ from fedsieve.algorithms import algorithm_class
 from fedsieve.core.optimizers import StepRule
 from fedsieve.core.packets import sparse_packet
 from fedsieve.core.random import client_sampler, server_sampler
+from fedsieve.core.schedules import DensitySchedule
 from fedsieve.core.types import Batch, Clock, Layout, Reply
 from fedsieve.objectives.linear import Linear, Loss
 
@@ -27,7 +28,8 @@ COMMON = {
 
 def play(name, rounds=3, **fields):
     """Rounds with one client that owns all rows."""
-    method = algorithm_class(name)(**(COMMON | fields))
+    schedule = {} if name == "gradual" else {"density_schedule": DensitySchedule.CONSTANT}
+    method = algorithm_class(name)(**(COMMON | schedule | fields))
     noise = server_sampler(0, 0, 0, torch.float64)
     server = method.init(OBJECTIVE.layout, OBJECTIVE.initial_weights(noise), noise)
     for t in range(rounds):

@@ -1,4 +1,4 @@
-"""One step rule for every algorithm and task: no run diverges with its defaults (decision F10)."""
+"""One step rule for every algorithm and task: no run diverges with its defaults (decision F13)."""
 
 import numpy as np
 import pytest

@@ -258,7 +258,7 @@ class BaseAlgorithm(Algorithm, ABC):
         """Return each client's step size along the gradient (times its gates, if given), before clipping.
 
         Polyak's step takes a loss above that of the zero model for that loss (a step that went too far is not followed by a longer one)
-        and is at most 1/L (it assumes a minimal loss of 0, which noisy targets do not have): decision F10.
+        and is at most 1/L (it assumes a minimal loss of 0, which noisy targets do not have): decision F13.
         """
         rate, smoothness = self.learning_rate * self.learning_rate_factor(clock), batch.smoothness
         if self.step_rule is StepRule.POLYAK:

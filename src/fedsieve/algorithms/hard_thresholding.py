@@ -15,6 +15,7 @@ from fedsieve.core import budgets, topk
 from fedsieve.core.optimizers import initial_moments
 from fedsieve.core.packets import Packet, SparseVector, dense_packet, sparse_packet
 from fedsieve.core.random import Draw
+from fedsieve.core.schedules import DensitySchedule
 from fedsieve.core.types import Batch, Clock, EngineSupport, Layout, Objective, Reply
 
 
@@ -81,6 +82,8 @@ class FedHT(Thresholding):
     """Thresholding at the server only: sparse downlink, dense uplink (decision D4)."""
 
     learning_rate: float = 1.5
+    density_schedule: DensitySchedule = DensitySchedule.CUBIC
+    anneal_end: float = 0.8
     batch_size: int | Literal["all"] = 64
 
     def client_step(self, objective: Objective, client: Client, batch: Batch, clock: Clock, draw: Draw) -> Client:
@@ -97,6 +100,8 @@ class FedIterHT(Thresholding):
     """Thresholding after every local step and after averaging (requirement 37)."""
 
     learning_rate: float = 1.5
+    density_schedule: DensitySchedule = DensitySchedule.CUBIC
+    anneal_end: float = 0.8
     batch_size: int | Literal["all"] = 64
 
     def client_step(self, objective: Objective, client: Client, batch: Batch, clock: Clock, draw: Draw) -> Client:
@@ -128,6 +133,8 @@ class FedRoundHT(Thresholding):
     """Thresholding once per round on both sides, with the server's residual kept (decision D4)."""
 
     learning_rate: float = 1.5
+    density_schedule: DensitySchedule = DensitySchedule.CUBIC
+    anneal_end: float = 0.8
     residual_decay: float = 0.9
 
     def client_step(self, objective: Objective, client: Client, batch: Batch, clock: Clock, draw: Draw) -> Client:

@@ -198,5 +198,5 @@ class Linear:
         return curvature * ((1 - share) * eigenvalue / n + share * (squares.amax() + constant))
 
     def local_smoothness(self, smoothness: Float[Tensor, " k"], loss_fraction: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
-        """L of the squared loss, whose curvature is constant; other losses are flatter than their bound, the more so the smaller (F10)."""
+        """L of the squared loss, whose curvature is constant; other losses are flatter than their bound, the more so the smaller (F13)."""
         return smoothness if self.loss is Loss.SQUARED else smoothness * loss_fraction / BOUND_SLACK

@@ -11,6 +11,7 @@ from fedsieve.algorithms.flops_pa import GateNoise
 from fedsieve.algorithms.recipes import Recipe
 from fedsieve.core.aggregation import ClientWeighting
 from fedsieve.core.optimizers import StepRule
+from fedsieve.core.schedules import DensitySchedule
 from fedsieve.data.synthetic import Shift, Synthetic
 from fedsieve.experiments.config import ByteCounting, FederationConfig, RunConfig
 from fedsieve.experiments.tasks import TASKS, default_options
@@ -69,6 +70,7 @@ def published_options(task: str, algorithm_name: str, true_density: float, skew:
         "batch_size": 32,
         "local_steps": 20,
         "bits": 32,
+        "density_schedule": DensitySchedule.CONSTANT,
     }
 
 
