@@ -124,6 +124,7 @@ def test_dashes_of_convergence_mean_as_published_in_every_panel(draw):
     drawn = draw("convergence", rows)["convergence"].get_axes()
     assert len(drawn) == 4
     for axes, (task, skew, part) in zip(drawn, cases, strict=True):
+        assert len(axes.lines) == len(lines)
         assert ("non-IID" in axes.get_title()) == (skew == "non-iid")
         for algorithm, setting in lines:
             wanted = {"task": task, "skew": skew, "part": part, "algorithm": algorithm, "setting": setting}
