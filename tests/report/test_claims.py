@@ -204,6 +204,139 @@ def test_a_sparse_model_beats_a_dense_one_on_sparse_truth():
     assert judged(53, table_1=cells("flops", "recommended", 0.84) + rows[3:]).verdict == "does not hold"
 
 
+def test_values_are_paired_by_seed_over_finished_runs_that_have_them():
+    mine, base = cells("flops", "recommended", 0.9, seeds=(0, 1, 2, 3)), cells("fed-iter-ht", "tuned", 0.5, spread=0.0, seeds=(3, 2, 1, 9))
+    mine[3]["values"]["r2"] = None
+    base[2] |= {"state": "failed", "values": {}}
+    assert claims.paired_values(mine, base, "r2") == pytest.approx([0.902 - 0.5])
+    assert claims.paired_values(mine, base, "tdr", "r2") == pytest.approx([0.0, 0.0])
+    assert claims.count_unfinished(base) == "1 of 4 runs failed" and claims.count_unfinished(mine) == ""
+
+
+def test_unfinished_runs_of_the_other_algorithm_are_noted():
+    base = cells("fed-iter-ht", "tuned", 0.2)
+    base[0] |= {"state": "diverged", "values": {}}
+    (check,) = judged(52, table_1=cells("flops", "recommended", 0.95) + base).checks
+    assert "of the other 1 of 3 runs diverged" in check.numbers
+    (check,) = judged(52, table_1=cells("flops", "recommended", 0.95) + base[1:]).checks
+    assert "of the other" not in check.numbers
+
+
+def test_phases_are_the_quarters_of_the_path_along_the_diagonal():
+    (traced, _) = overlap_rows("flops", "recommended", [0.9, 1.0, 0.5, 0.7, 0.6, 0.8, 0.97, 0.99])
+    assert claims.overlap_phases(traced) == pytest.approx({"first": 0.95, "lowest": 0.5, "last": 0.98})
+    (traced, _) = overlap_rows("flops", "recommended", [0.4, 0.7, 0.6])
+    assert claims.overlap_phases(traced) == pytest.approx({"first": 0.4, "lowest": 0.6, "last": 0.6})
+
+
+def test_a_fall_of_three_hundredths_is_active_and_one_of_one_hundredth_is_not():
+    for lowest, verdict in ((0.97, "holds"), (0.99, "does not hold")):
+        assert judged(55, iou=overlap_rows("flops", "recommended", [1, 1, lowest, lowest, 1, 1, 1, 1])).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("quality", "count", "failing"),
+    [
+        (0.945, 200, set()),
+        (0.936, 200, {"as accurate mc"}),
+        (0.95, 570, {"twice FedIter-HT mc"}),
+        (0.95, 300, {"twice FedIter-HT mc"}),
+        (0.95, 150, {"twice FedIter-HT mc"}),
+    ],
+)
+def test_accurate_is_within_a_hundredth_fewer_is_a_fifth_and_twice_is_within_a_tenth(quality, count, failing):
+    others = sent("fed-avg", "tuned", 0.951, 4000) + sent("fed-iter-ht", "tuned", 0.9, 100)
+    verdict = judged(56, communication=others + sent("flops-pa", "recommended", quality, count))
+    assert {name for name, outcome in verdict.groups.items() if outcome != "holds"} == failing
+    assert "accuracy minus FedAvg's" in {check.quantity for check in verdict.checks}
+
+
+def test_ratios_of_bytes_are_by_seed_and_count_both_ways():
+    mine, base = sent("flops-pa", "recommended", 0.9, 300), sent("fed-iter-ht", "tuned", 0.9, 100)
+    mine[1]["bytes"] = mine[1]["bytes"] | {"up": 700}
+    base[2] |= {"state": "failed"}
+    assert claims.byte_ratios(mine, base) == [3.0, 5.0] and claims.byte_ratios(mine, base, "_paper_formula") == [3.0, 3.0]
+
+
+def test_rounds_are_counted_to_nine_tenths_of_the_best_possible_value():
+    def needed(values, oracle):
+        curves = {"round": [5 * i + 5 for i in range(len(values))], "r2": values}
+        return claims.rounds_needed(row({"task": "lr"}, curves=curves, oracle_value=oracle, config={"rounds": 20}))
+
+    assert needed([0.1, 0.7, 0.9, 0.95], 1.0) == 15
+    assert needed([0.1, 0.7, 0.89, 0.89], 1.0) == 11  # none: one more than all rounds
+    assert needed([0.46, 0.1, 0.1, 0.1], 0.5) == 5
+
+
+def test_a_rate_that_loses_seven_hundredths_ends_the_range():
+    for value, verdict in ((0.91, "holds"), (0.88, "does not hold")):
+        assert judged(58, learning_rates=sweep_rows({0.1: value, 0.3: 0.95, 1.0: 0.94})).verdict == verdict
+    wide = sweep_rows({0.01: 0.95, 0.1: 0.95, 0.3: 0.2, 1.0: 0.95, 3.0: 0.951})
+    assert judged(58, learning_rates=wide).verdict == "does not hold"  # from 1 to 3 only
+
+
+def test_a_start_that_loses_more_than_a_hundredth_is_not_the_same_result():
+    def start(value, algorithm, initial):
+        label = {"task": "lr", "algorithm": algorithm, "setting": "recommended", "start": initial}
+        return [row(label, seed, r2=value + 0.0001 * seed) for seed in (0, 1)]
+
+    for value, verdict in ((0.942, "holds"), (0.935, "holds: flops-pa 0.95; does not hold: flops-pa 0.2")):
+        rows = start(value, "flops-pa", 0.2) + start(0.95, "flops-pa", 0.95)
+        assert judged(59, starts=rows).verdict == verdict
+    broken = start(0.99, "flops", 0.2)
+    broken[0] |= {"state": "diverged", "values": {}}
+    assert judged(59, starts=broken + start(0.95, "flops", 0.95)).verdict == "holds: flops 0.95; does not hold: flops 0.2"
+
+
+def complete_studies():
+    """Rows on which every claim holds."""
+    dense = dense_rows("fed-sgd", "tuned", 0.5, dense=0.96) + dense_rows("fed-avg", "tuned", 0.5, dense=0.96)
+    others = sent("fed-avg", "tuned", 0.951, 4000) + sent("fed-iter-ht", "tuned", 0.9, 100)
+    curves = (("flops-pa", "recommended", "iid", 3), ("flops-pa", "recommended", "non-iid", 3))
+    curves += tuple(("fed-iter-ht", "tuned", skew, 8) for skew in ("iid", "non-iid"))
+    start = {"task": "lr", "algorithm": "flops", "setting": "recommended", "start": 0.95}
+    return {
+        "heterogeneity": dense + dense_rows("flops", "recommended", 0.95) + dense_rows("flops-pa", "recommended", 0.95),
+        "table-1": cells("flops", "recommended", 0.95)
+        + cells("flops", "recommended", 0.85, target=0.95)
+        + cells("fed-iter-ht", "tuned", 0.2),
+        "gates": gate_rows(0.05, setting="recommended"),
+        "constraint": gate_rows(0.05, variant="recommended dual", start="dense"),
+        "iou": overlap_rows("flops", "recommended", [1, 1, 0.6, 0.7, 0.9, 1, 1, 1]),
+        "communication": others + sent("flops-pa", "recommended", 0.95, 200),
+        "convergence": [entry for part in curves for entry in curve_rows(*part)],
+        "learning-rates": sweep_rows({0.1: 0.93, 0.3: 0.95, 1.0: 0.94}),
+        "starts": [row(start, seed, r2=0.95) for seed in (0, 1)],
+    }
+
+
+def spoiled(entry, **label):
+    """The same run under another label, with results on which no claim holds."""
+    results = dict.fromkeys(entry["values"], -5.0)
+    curves = {name: values if name == "round" else [-5.0] * len(values) for name, values in entry["curves"].items()}
+    trace = entry["trace"] and {"overlap": [[0.0] * len(entry["trace"]["overlap"])] * len(entry["trace"]["overlap"])}
+    return entry | {"label": entry["label"] | label, "values": results, "curves": curves, "trace": trace}
+
+
+@pytest.mark.parametrize("label", [{"algorithm": "other"}, {"setting": "other"}, {"skew": "other"}, {"part": "other"}, {"task": "other"}])
+def test_a_claim_reads_only_the_runs_it_is_about(label):
+    studies = complete_studies()
+    before = {verdict.number: verdict.verdict for verdict in claims.evaluate_claims(studies) if verdict.recipe == "recommended"}
+    assert set(before.values()) == {"holds"}
+    for name, rows in studies.items():
+        key = next(iter(label))
+        beside = [spoiled(entry, **label) for entry in rows if key in entry["label"] and read_by_label(name, key)]
+        after = claims.evaluate_claims(studies | {name: rows + beside})
+        assert {verdict.number: verdict.verdict for verdict in after if verdict.recipe == "recommended"} == before, name
+
+
+def read_by_label(study, key):
+    """Whether a study may hold other values of a label that its claim must leave out."""
+    evaluated_for_all = {"task": ("table-1", "gates", "constraint", "iou", "convergence", "learning-rates", "starts")}
+    evaluated_for_all["skew"] = ("table-1",)  # claim 52 is about every skew
+    return study not in evaluated_for_all.get(key, ()) and (study, key) != ("gates", "algorithm")
+
+
 def test_verdicts_survive_the_file():
     found = [verdict for verdict in claims.evaluate_claims({"gates": gate_rows(0.05, setting="recommended")}) if verdict.checks]
     document = json.loads(json.dumps(verdicts.to_document(found, scale="short", seeds=[0, 1], data="generated")))
