@@ -222,6 +222,14 @@ def test_unfinished_runs_of_the_other_algorithm_are_noted():
     assert "of the other" not in check.numbers
 
 
+def test_a_claim_is_not_evaluated_if_no_run_of_the_other_algorithm_finished():
+    mine, base = (
+        [entry | {"state": "diverged", "values": {}} for entry in cells(*cell)]
+        for cell in (("flops", "recommended", 0.95), ("fed-iter-ht", "tuned", 0.2))
+    )
+    assert judged(52, table_1=mine + base).verdict == "not evaluated"
+
+
 def test_phases_are_the_quarters_of_the_path_along_the_diagonal():
     (traced, _) = overlap_rows("flops", "recommended", [0.9, 1.0, 0.5, 0.7, 0.6, 0.8, 0.97, 0.99])
     assert claims.overlap_phases(traced) == pytest.approx({"first": 0.95, "lowest": 0.5, "last": 0.98})
