@@ -22,6 +22,7 @@ import tomllib
 import traceback
 from collections.abc import Iterator
 from importlib import import_module
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ ROOT = SOURCES.parents[1]
 MIN_KILLED = 0.9
 MAX_TEST_SECONDS = 2.0
 """Tests that take longer are not run on mutants: they train, and a fast test should state the law."""
+MAX_MUTANT_SECONDS = 120.0
+"""A mutant that takes longer, mostly in an endless loop, is killed."""
 NO_REASON = "no reason given"
 TESTS = {
     "core/gates.py": ["core/test_gates.py"],
@@ -93,25 +96,25 @@ def warm_up() -> None:
     gc.freeze()
 
 
-def start(copy: Path, module: str, source: bytes) -> int:
-    """Put a source into a copy of the tree and start the tests of its module in a fork; return the process id."""
-    path = copy / "src" / "fedsieve" / module
-    path.write_bytes(source)
+def start(copy: Path, mutant: Mutant, files: list[str]) -> int:
+    """Put a mutant into a copy of the tree and start the tests in a fork; return the process id."""
+    path = copy / "src" / "fedsieve" / mutant.module
+    path.write_bytes(mutant.source)
     for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
         compiled.unlink()
     if child := os.fork():
         return child
     code = 1
     try:
-        code = run_tests(copy, module)
+        code = run_tests(copy, files)
     except BaseException:
         traceback.print_exc()
     finally:  # nothing of the parent runs in the child
         os._exit(code)
 
 
-def run_tests(copy: Path, module: str) -> int:
-    """Run the tests of a module in this process; return pytest's exit code."""
+def run_tests(copy: Path, files: list[str]) -> int:
+    """Run tests in this process; return pytest's exit code."""
     os.setpgid(0, 0)
     os.chdir(copy)
     log = os.open(copy / "pytest.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -120,22 +123,23 @@ def run_tests(copy: Path, module: str) -> int:
     os.environ |= {"PYTHONPATH": str(copy / "src"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     sys.path.insert(0, str(copy / "src"))
     options = ["-x", "-m", "not long", "-p", "no:cacheprovider", "-p", "_hypothesis_pytestplugin", "--hypothesis-seed=0"]
-    plugin = FastestFirst(copy.parent / f"{module.replace('/', '-')}.json")
-    return int(pytest.main([*options, *(f"tests/{file}" for file in TESTS[module])], plugins=[plugin]))
+    return int(pytest.main([*options, *(f"tests/{file}" for file in files)], plugins=[FastestFirst(copy.parent / "seconds.json")]))
 
 
-def run_all(mutants: list[Mutant], copies: list[Path], seconds: dict[str, float]) -> Iterator[tuple[Mutant, str, float, Path]]:
-    """Run the tests on each mutant, as many at a time as there are copies; yield how it ended, how long it took, and its copy."""
+def run_all(
+    mutants: list[Mutant], copies: list[Path], tests: dict[str, list[str]], max_seconds: float
+) -> Iterator[tuple[Mutant, str, float]]:
+    """Run the tests on each mutant, as many at a time as there are copies; yield how each ended and how long it took."""
     free, running, waiting = list(copies), {}, mutants[::-1]
     while waiting or running:
         while waiting and free:
             mutant, copy = waiting.pop(), free.pop()
             original = (copy / "src" / "fedsieve" / mutant.module).read_bytes()
-            running[start(copy, mutant.module, mutant.source)] = mutant, copy, original, time.monotonic()
+            running[start(copy, mutant, tests[mutant.module])] = mutant, copy, original, time.monotonic()
         time.sleep(0.02)
         for child, (mutant, copy, original, began) in list(running.items()):
             took = time.monotonic() - began
-            is_late = took > 60 + 10 * seconds.get(mutant.module, 60)
+            is_late = took > max_seconds
             if is_late:
                 os.killpg(child, signal.SIGKILL)
             ended, status = os.waitpid(child, 0 if is_late else os.WNOHANG)
@@ -143,7 +147,7 @@ def run_all(mutants: list[Mutant], copies: list[Path], seconds: dict[str, float]
                 del running[child]
                 (copy / "src" / "fedsieve" / mutant.module).write_bytes(original)
                 free.append(copy)
-                yield mutant, "timeout" if is_late else "killed" if status else "survived", took, copy
+                yield mutant, "timeout" if is_late else "killed" if status else "survived", took
 
 
 def copy_tree(folder: Path, jobs: int) -> list[Path]:
@@ -165,17 +169,18 @@ def find_reason(mutant: Mutant) -> str:
 
 def run_sample(sample: list[Mutant], jobs: int) -> list[dict[str, Any]] | None:
     """Return one row per mutant; None if the tests fail without a change."""
-    rows, seconds, began = [], {}, time.monotonic()
+    rows, began = [], time.monotonic()
     warm_up()
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         copies = copy_tree(Path(folder), jobs)
-        unchanged = [Mutant(module, "", "", "", (SOURCES / module).read_bytes()) for module in sorted({mutant.module for mutant in sample})]
-        for mutant, end, took, copy in run_all(unchanged, copies, {}):
-            seconds[mutant.module] = took
-            if end != "survived":
-                print((copy / "pytest.log").read_text(), f"the tests of {mutant.module} fail without a change", sep="\n")
-                return None
-        for mutant, end, took, _ in run_all(sample, copies, seconds):
+        first = sample[0].module
+        unchanged = Mutant(first, "", "", "", (SOURCES / first).read_bytes())
+        files = sorted({file for mutant in sample for file in TESTS[mutant.module]})
+        if [end for _, end, _ in run_all([unchanged], copies[:1], {first: files}, inf)] != ["survived"]:
+            print((copies[0] / "pytest.log").read_text(), "the tests fail without a change", sep="\n")
+            return None
+        print(f"the tests pass without a change; {time.monotonic() - began:.0f} s", flush=True)
+        for mutant, end, took in run_all(sample, copies, TESTS, MAX_MUTANT_SECONDS):
             reason = find_reason(mutant) if end == "survived" else None
             rows.append(mutant._asdict() | {"source": None, "end": end, "seconds": round(took, 2), "reason": reason})
             if end == "survived":
