@@ -128,7 +128,7 @@ def test_without_a_limit_log_alpha_is_not_clamped(cls):
     log_alpha = torch.tensor([40.0, -40.0, 8.0])
     for algorithm, kept in ((cls(recipe="paper"), [40, -40, 8]), (cls(recipe="paper", log_alpha_limit=12.0), [12, -12, 8])):
         assert algorithm.normalize_log_alpha(log_alpha, layout).tolist() == kept
-    assert cls(recipe="paper").scale_log_alpha(log_alpha, True).abs().max() > 40
+    assert cls(recipe="paper").scale_log_alpha(log_alpha, True, 1).abs().max() > 40
 
 
 def test_messages_with_log_alpha_need_its_limit():
@@ -219,11 +219,11 @@ def test_a_formula_that_cannot_run_as_printed_is_said_so(capsys, tmp_path, monke
 
 
 @pytest.mark.usefixtures("few_test_rows")
-@pytest.mark.parametrize("name", ["flops", "fed-avg"])
-def test_a_result_has_its_metric_before_and_after_the_projection(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize("words", [["flops", "--algorithm.recipe", "paper"], ["fed-avg"]])
+def test_a_result_has_its_metric_before_and_after_the_projection(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small = ["--data.num-examples", "400", "--data.num-features", "100", "--federation.clients", "10", "--rounds", "3"]
-    assert main(["train", "--algorithm", name, *small, "--out", "run", "--quiet"]) == 0
+    assert main(["train", "--algorithm", *words, *small, "--out", "run", "--quiet"]) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     run = load_run(tmp_path / "run")
     *_, last = run_rounds(run)
