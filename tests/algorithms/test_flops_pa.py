@@ -224,16 +224,6 @@ def test_both_sides_scale_before_every_message():
     assert after.log_alpha.sort().values.tolist() == [-12.0] * 36 + [12.0] * 4
 
 
-def test_no_side_scales_before_prune_start():
-    method = replace(PLAIN, log_alpha_scaling=LogAlphaScaling.LINEAR, scaling_start=0.5, gate_encoding=GateEncoding.LOG_ALPHA)
-    weights, log_alpha = state(1)
-    client = Client(weights, log_alpha, torch.zeros(1, dtype=torch.float64), OBJECTIVE.layout)
-    for round, is_scaled in ((4, False), (5, True)):
-        packet = method.client_reply(client, Clock(round, 10), stack_noise(1))
-        sent = packet.fields["log_alpha"].decode(torch.float64)
-        assert torch.equal(sent, log_alpha.gather(-1, packet.support).float().double()) is not is_scaled
-
-
 @pytest.mark.parametrize(("clock", "warmup", "scaled"), [((4, 10), 0, False), ((5, 10), 0, True), ((7, 10), 8, False), ((8, 10), 8, True)])
 def test_log_alpha_is_scaled_in_replies_only_after_prune_start_and_warm_up(clock, warmup, scaled):
     """L155-157, L199: (1 + r) log_alpha at the top m and (1 - r) log_alpha elsewhere, not before the start of scaling."""
