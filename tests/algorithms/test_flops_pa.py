@@ -58,6 +58,12 @@ def stack_noise(k=3):
     return client_sampler(0, 3, 0, 0, list(range(k)), torch.float64)
 
 
+def decode_message(method, packet):
+    """theta~ and z (or log_alpha) of a message, as full vectors."""
+    default = packet.scalar("default_gate", torch.float64)
+    return packet.field_dense("weights", torch.float64), packet.field_dense(method.gate_field, torch.float64, default)
+
+
 def test_a_message_carries_the_top_m_their_gates_and_the_mean_of_the_other_gates():
     weights, log_alpha = state()
     packet = PLAIN.encode_message(weights, log_alpha, OBJECTIVE.layout, CLOCK, stack_noise())
@@ -78,7 +84,7 @@ def test_receiving_undoes_sending_at_the_support(message):
     weights, log_alpha = state()
     log_alpha = log_alpha.clamp(-1.5, 1.5)
     packet = method.encode_message(weights, log_alpha, OBJECTIVE.layout, CLOCK, stack_noise())
-    got_weights, got = method.decode_message(packet, torch.float64)
+    got_weights, got = decode_message(method, packet)
     at = packet.support
     torch.testing.assert_close(got_weights.gather(-1, at), weights.gather(-1, at), rtol=1e-6, atol=0)
     torch.testing.assert_close(method.log_alpha_from(got).gather(-1, at), log_alpha.gather(-1, at), rtol=1e-5, atol=1e-6)
@@ -109,7 +115,7 @@ def test_the_server_averages_theta_and_z_and_divides():
     replies = [Reply(k, packets.unstack()[k], n) for k, n in enumerate((1, 3))]
     server = method.init(OBJECTIVE.layout, torch.ones(40, dtype=torch.float64), noise())
     after = method.aggregate(server, method.broadcast(server, CLOCK, noise()), replies, CLOCK, noise())
-    pairs = [method.decode_message(reply.packet, torch.float64) for reply in replies]
+    pairs = [decode_message(method, reply.packet) for reply in replies]
     theta = sum(w * (t * z.clamp_min(1e-6)) for w, (t, z) in zip((0.25, 0.75), pairs, strict=True))
     z = sum(w * z for w, (_, z) in zip((0.25, 0.75), pairs, strict=True))
     torch.testing.assert_close(after.theta, theta)
@@ -204,7 +210,7 @@ def test_a_literal_message_at_fully_open_gates_stays_finite():
     method = replace(PLAIN, gate_inverse=GateInverse.PAPER)
     weights, _ = state(1)
     packet = method.encode_message(weights, torch.full_like(weights, 12.0), OBJECTIVE.layout, CLOCK, stack_noise(1))
-    _, gate = method.decode_message(packet, torch.float64)
+    _, gate = decode_message(method, packet)
     assert method.log_alpha_from(gate).isfinite().all()
 
 

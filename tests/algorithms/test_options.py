@@ -47,6 +47,13 @@ def test_a_falling_schedule_starts_at_the_default_multiple_of_its_target(density
     assert method.message_density(Clock(50, 100)) == density
 
 
+def test_an_annealed_density_falls_by_the_cube_of_the_rounds_left():
+    algorithm = algorithm_class("fed-iter-ht")(density=0.05, initial_density=0.5, anneal_start=0.0, anneal_end=0.5, **FALLING)
+    values = [algorithm.message_density(Clock(number, 20)) for number in range(12)]
+    assert values == pytest.approx([0.05 + 0.45 * (max(10 - number, 0) / 10) ** 3 for number in range(12)])
+    assert values[10:] == [0.05, 0.05]
+
+
 def test_learning_rates_fall_along_half_a_cosine_and_stay_at_their_end():
     algorithm, constant = (algorithm_class("fed-avg")(final_learning_rate_fraction=end) for end in (0.1, 1.0))
     path = [algorithm.learning_rate_factor(Clock(number, 12)) for number in range(16)]

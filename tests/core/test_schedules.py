@@ -43,12 +43,3 @@ def test_linear_scaling_moves_by_equal_steps_and_ends_at_the_limits():
     steps = torch.stack(path).diff(dim=0)
     torch.testing.assert_close(steps, torch.tensor([1.0, -1.4]).expand(10, 2))
     assert path[-1].tolist() == [12.0, -12.0]
-
-
-def test_the_cubic_schedule_decreases_from_the_initial_density_to_the_target():
-    values = [schedules.cubic_density(0.05, 0.5, t / 10) for t in range(12)]
-    assert values[0] == 0.5
-    assert values[10:] == [0.05, 0.05]
-    assert all(a >= b for a, b in zip(values, values[1:], strict=False))
-    excess = [value - 0.05 for value in values]
-    assert excess[5] / excess[0] == pytest.approx(0.5**3)  # half way, the cube of a half is left

@@ -30,7 +30,7 @@ def vectors(k=3, std=4.0, seed=0, size=SIZE):
 
 def random_keys():
     for coordinates in (np.arange(SIZE), np.arange(17), np.arange(5, 5 + 3 * SIZE, 3)):
-        yield 7, random._client_counters((0, 3, 11)), random._coordinate_counters(coordinates)
+        yield 7, random._client_counters((0, 3, 11)), coordinates.astype(np.uint64) * random.SPLITMIX_GAMMA
 
 
 def levels_to_quantize():

@@ -15,7 +15,7 @@ from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
 from fedsieve.runtime.evaluation import DivergedError, RunState
 from fedsieve.runtime.failures import LATE_REASON, Attack, Failures, find_offline, sample_malicious_clients
-from fedsieve.runtime.rounds import sample_cohort
+from fedsieve.runtime.rounds import cohort_size, sample_cohort
 from helpers.runs import small_run, train_run
 
 pytestmark = pytest.mark.usefixtures("few_test_rows")
@@ -256,4 +256,6 @@ def test_a_bound_on_examples_that_no_client_meets_is_reported():
 def test_failures_do_not_decide_who_is_asked():
     run = run_with(failures=Failures(dropout=0.5))
     population = Simulation(run).population
-    assert [step.result.cohort for step in train_run(run)] == [sample_cohort(population, 0.5, 11, t) for t in range(4)]
+    assert [step.result.cohort for step in train_run(run)] == [
+        sample_cohort(population.clients_with_data, cohort_size(population.num_clients, 0.5), 11, t) for t in range(4)
+    ]

@@ -19,28 +19,25 @@ def test_cohort_sizes_are_exact_and_never_zero():
 
 
 def test_a_cohort_is_sampled_without_replacement_from_clients_with_examples():
-    population = Population(100, list(range(0, 100, 3)))
     for t in range(50):
-        cohort = sample_cohort(population, 0.2, 0, t)
+        cohort = sample_cohort(range(0, 100, 3), 20, 0, t)
         assert len(set(cohort)) == 20
         assert cohort == sorted(cohort)
         assert all(c % 3 == 0 for c in cohort)
 
 
 def test_a_small_population_takes_part_whole():
-    assert sample_cohort(Population(100, [1, 5]), 0.5, 0, 0) == [1, 5]
+    assert sample_cohort([1, 5], 50, 0, 0) == [1, 5]
 
 
 def test_cohorts_differ_between_rounds_and_repeat_from_the_seed():
-    population = Population(100, range(100))
-    rounds = [tuple(sample_cohort(population, 0.05, 7, t)) for t in range(20)]
+    rounds = [tuple(sample_cohort(range(100), 5, 7, t)) for t in range(20)]
     assert len(set(rounds)) > 15
-    assert rounds[3] == tuple(sample_cohort(population, 0.05, 7, 3))
+    assert rounds[3] == tuple(sample_cohort(range(100), 5, 7, 3))
 
 
 def test_every_client_takes_part_about_equally_often():
-    population = Population(20, range(20))
-    counts = np.bincount([c for t in range(2000) for c in sample_cohort(population, 0.25, 0, t)], minlength=20)
+    counts = np.bincount([c for t in range(2000) for c in sample_cohort(range(20), 5, 0, t)], minlength=20)
     assert abs(counts - 500).max() < 5 * np.sqrt(2000 * 0.25 * 0.75)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedsieve.algorithms.option_rules import option_name, require_at_least, require_fraction, require_positive
 from fedsieve.algorithms.recipes import Recipe, Recipes
-from fedsieve.core import budgets, optimizers, schedules, topk
+from fedsieve.core import budgets, optimizers, topk
 from fedsieve.core.aggregation import (
     Aggregator,
     ClientWeighting,
@@ -214,14 +214,15 @@ class BaseAlgorithm(Algorithm, ABC):
         return min(INITIAL_DENSITY_FACTOR * self.density, MAX_INITIAL_DENSITY) if self.initial_density is None else self.initial_density
 
     def message_density(self, clock: Clock) -> float:
-        """Return the density of this round's messages: 1 during warm-up, then that of the schedule."""
+        """Return the density of this round's messages: 1 during warm-up, then constant or a cubic decrease (Zhu & Gupta 2017)."""
         if clock.round < self.warmup:
             return 1.0
         if self.resolved_schedule is DensitySchedule.CONSTANT:
             return self.density
         begin = self.anneal_start * clock.num_rounds
         progress = (clock.round - begin) / max(self.anneal_end * clock.num_rounds - begin, 1)
-        return schedules.cubic_density(self.density, max(self.initial_message_density, self.density), max(progress, 0.0))
+        initial = max(self.initial_message_density, self.density)
+        return self.density + (initial - self.density) * (1 - min(max(progress, 0.0), 1.0)) ** 3
 
     def message_budget(self, layout: Layout, clock: Clock) -> Budget:
         """Return how many weights of each layer a message of this round has."""

@@ -160,7 +160,8 @@ class FlopsPA(GatedAlgorithm):
 
     def client_init(self, packet: Packet, layout: Layout, clock: Clock, dtype: torch.dtype) -> Client:
         """Recover theta~ and phi from the broadcast (L197)."""
-        weights, gate = self.decode_message(packet, dtype)
+        weights = packet.field_dense("weights", dtype)
+        gate = packet.field_dense(self.gate_field, dtype, packet.scalar("default_gate", dtype))
         multiplier = packet.scalar("multiplier", dtype) if self.uses_multiplier else torch.zeros_like(weights[..., 0])
         return Client(weights, self.normalize_log_alpha(self.log_alpha_from(gate), layout), multiplier, layout)
 
@@ -172,7 +173,7 @@ class FlopsPA(GatedAlgorithm):
         size, groups, rate = layout.num_gated, objective.layout.groups, self.gate_rate * self.learning_rate_factor(clock)
         limit = self.log_alpha_limit
         if self.gate_samples == 1 and not self.entropy and groups is None:
-            gate = self.local_gates(log_alpha, objective.layout, draw, "gates 0")
+            gate = self.noisy_gates(log_alpha, objective.layout, draw, "gates 0", self.local_gate_noise)
             loss, gradient = objective.gradient(weights * gate.value, batch)
             step_size = self.step_size(objective, loss, gradient, batch, clock, gate.value)
             gradient = optimizers.clip_norm(gradient, self.max_gradient_norm)
@@ -264,10 +265,6 @@ class FlopsPA(GatedAlgorithm):
             packet.fields["gates"] = quantize_gates(gate.gather(-1, support), self.bits, draw, "gates")
             packet.scalars["default_gate"] = mean_off_support(gate, support, layout.size).clamp_min(self.min_default_gate).to(torch.float32)
         return packet
-
-    def decode_message(self, packet: Packet, dtype: torch.dtype) -> tuple[Float[Tensor, "*k p"], Float[Tensor, "*k p"]]:
-        """Return theta~, 0 outside the support, and z (or log_alpha, if the message contains it), with its default outside."""
-        return packet.field_dense("weights", dtype), packet.field_dense(self.gate_field, dtype, packet.scalar("default_gate", dtype))
 
     def decode_sparse(self, packet: Packet, dtype: torch.dtype) -> dict[str, SparseVector]:
         """Return theta and its gates; the default gate is that of all weights outside the support."""

@@ -60,7 +60,10 @@ def mix64(x: UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
 
 def uniforms(base_key: int, clients: Sequence[int], coordinates: Int64[np.ndarray, " n"] | int) -> Float[np.ndarray, "k n"]:
     """Uniforms in (0, 1) at some coordinates (or all below a number) of each client's stream: 23 bits, centered, never 0 or 1."""
-    counters = _counters_below(coordinates) if isinstance(coordinates, int) else _coordinate_counters(coordinates)
+    if isinstance(coordinates, int):
+        counters = _counters_below(coordinates)
+    else:
+        counters = (coordinates.astype(np.uint64) + np.uint64(1)) * SPLITMIX_GAMMA
     return _uniforms_at(base_key, _client_counters(tuple(clients)), counters)
 
 
@@ -75,14 +78,10 @@ def _uniforms_at(base_key: int, client_counters: UInt64[np.ndarray, " k"], count
     return noise
 
 
-def _coordinate_counters(coordinates: Int64[np.ndarray, " n"]) -> UInt64[np.ndarray, " n"]:
-    return (coordinates.astype(np.uint64) + np.uint64(1)) * SPLITMIX_GAMMA
-
-
 @lru_cache(maxsize=16)
 def _counters_below(size: int) -> UInt64[np.ndarray, " n"]:
     """The counters of all coordinates; cached, because they are the same in every step."""
-    return _coordinate_counters(np.arange(size))
+    return np.arange(1, size + 1, dtype=np.uint64) * SPLITMIX_GAMMA
 
 
 def client_keys(base_key: int, clients: Sequence[int]) -> UInt64[np.ndarray, " k"]:

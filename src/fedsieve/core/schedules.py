@@ -39,8 +39,3 @@ def scale_log_alpha(
     sign = (1.0 if mask else -1.0) if isinstance(mask, bool) else torch.where(mask, log_alpha.new_tensor(1.0), log_alpha.new_tensor(-1.0))
     change = sign * log_alpha if kind is LogAlphaScaling.LITERAL else sign * min(limit, LOG_ALPHA_LIMIT) - log_alpha
     return log_alpha.add(change, alpha=rate).clamp_(-limit, limit)
-
-
-def cubic_density(target: float, initial: float, progress: float) -> float:
-    """The density of messages at `progress` in [0, 1] of a cubic decrease (Zhu & Gupta 2017)."""
-    return target + (initial - target) * (1 - min(progress, 1.0)) ** 3

@@ -58,7 +58,7 @@ def top_k_mask(score: Float[Tensor, "*k n"], k: int) -> Bool[Tensor, "*k n"]:
         return torch.zeros_like(score, dtype=torch.bool)
     if score.device.type == "cpu":
         return torch.zeros_like(score, dtype=torch.bool).scatter_(-1, _top_k_rows(score, k), True)
-    score = _nan_to_inf(score)
+    score = score.nan_to_num(nan=torch.inf, posinf=torch.inf)
     least = torch.topk(score, k, dim=-1, sorted=True).values[..., -1:]
     above, tied = score > least, score == least
     room = k - above.sum(-1, keepdim=True)
@@ -83,16 +83,15 @@ def top_k_indices(
     return _top_k_rows(score, kept, global_index)
 
 
-def _nan_to_inf(score: Float[Tensor, "*k n"]) -> Float[Tensor, "*k n"]:
-    """Scores with NaN as infinity: such a weight is selected, so that validation finds it."""
-    return score if isfinite(score.amax()) else score.nan_to_num(nan=torch.inf, posinf=torch.inf)
-
-
 def _top_k_rows(
     score: Float[Tensor, "*k n"], k: int, global_index: Callable[[np.ndarray], np.ndarray] | None = None
 ) -> Int64[Tensor, "*k m"]:
-    """Indices of the k largest scores of each row. NumPy's partition is 7 to 18 times faster than a sorted top-k of 48,608 scores."""
-    rows = _nan_to_inf(score).numpy().reshape(-1, score.shape[-1])
+    """Indices of the k largest scores of each row. NumPy's partition is 7 to 18 times faster than a sorted top-k of 48,608 scores.
+
+    NaN counts as infinity: such a weight is selected, so that validation finds it.
+    """
+    score = score if isfinite(score.amax()) else score.nan_to_num(nan=torch.inf, posinf=torch.inf)
+    rows = score.numpy().reshape(-1, score.shape[-1])
     return torch.from_numpy(np.stack([_top_k_row(row, k, global_index) for row in rows])).view(*score.shape[:-1], k)
 
 

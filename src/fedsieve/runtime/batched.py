@@ -55,7 +55,7 @@ class BatchedEngine:
         """Yield clients that can be stacked and fit into the cache together, in order; clients with sparse examples one by one."""
         context, data = self.context, self.data
         batch_size, layout = context.workload.batch_size, context.objective.layout
-        one_by_one = data.is_sparse or not context.support.replies_have_equal_length(layout)
+        one_by_one = data.is_sparse or not context.can_stack_replies
         for size, group in groupby(clients, key=lambda client: batch_size or data.num_examples(client)):
             members = list(group)
             floats = size * data.num_features + VECTORS_PER_CLIENT * layout.size

@@ -36,6 +36,11 @@ class RunContext:
         """What the algorithm says about its local steps and replies."""
         return self.algorithm.engine_support
 
+    @cached_property
+    def can_stack_replies(self) -> bool:
+        """Whether the replies of all clients have the same number of entries."""
+        return self.support.replies_have_equal_length(self.objective.layout)
+
     def resolve_seed(self, packet: Packet, clock: Clock) -> Packet:
         """Return the packet, or the initial broadcast if the packet is only a seed."""
         if packet.seed is None:

@@ -38,12 +38,11 @@ def cohort_size(num_clients: int, participation: float) -> int:
     return max(1, floor_of_decimal(participation, num_clients))
 
 
-def sample_cohort(population: Population, participation: float, seed: int, round: int) -> list[int]:
+def sample_cohort(clients_with_data: Sequence[int], size: int, seed: int, round: int) -> list[int]:
     """Return the clients of a round in increasing order, sampled without replacement among those with examples."""
-    candidates = population.clients_with_data
-    size = min(cohort_size(population.num_clients, participation), len(candidates))
-    picked = generator(seed, "cohort", round).choice(len(candidates), size, replace=False)
-    return sorted(int(candidates[i]) for i in picked)
+    num_sampled = min(size, len(clients_with_data))
+    picked = generator(seed, "cohort", round).choice(len(clients_with_data), num_sampled, replace=False)
+    return sorted(int(clients_with_data[i]) for i in picked)
 
 
 def initial_server(
@@ -83,9 +82,9 @@ def train(
     If every client can compute the start (`start_from_seed`), the first downlink is only the seed. Replies that violate `limits` are
     rejected. A round without replies changes nothing. `server_exchange` trains on examples of the server after every exchange.
     """
-    num_exchanges = algorithm.workload.exchanges
+    num_exchanges, max_cohort = algorithm.workload.exchanges, cohort_size(population.num_clients, participation)
     for round in range(first_round, rounds):
-        cohort = sample_cohort(population, participation, seed, round)
+        cohort = sample_cohort(population.clients_with_data, max_cohort, seed, round)
         downlink, uplink = Traffic(), Traffic()
         replied: set[int] = set()
         rejected: list[tuple[int, str]] = []

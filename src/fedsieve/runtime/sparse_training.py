@@ -19,7 +19,7 @@ from fedsieve.core.types import Algorithm, Clock, LinearObjective
 from fedsieve.runtime.client_data import ClientData, SparseRoundData
 from fedsieve.runtime.context import RunContext
 from fedsieve.runtime.feature_view import FeatureView
-from fedsieve.runtime.local_training import ClientEngine, map_tensors
+from fedsieve.runtime.local_training import ClientEngine
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class SparseClientEngine:
 
     def _reply_on_all_features(self, state: Any, clock: Clock, clients: list[int]) -> Packet:
         """Return the reply of a client that starts from a state as long as the model."""
-        client = map_tensors(state, lambda part: part[None])
+        client = add_client_axis(state)
         projected = self.context.support.projected_field
         nonzero = None if projected is None else self._nonzero_features(getattr(client, projected))
         examples = self._round_examples(clock, clients, nonzero)
@@ -75,7 +75,7 @@ class SparseClientEngine:
         view = FeatureView.create(self.objective, examples.features, self.context.device)
         restricted = layout._replace(global_index=view.global_indices)
         state = algorithm.client_init(view.restrict_packet(packet), restricted, clock, self.context.dtype)
-        client = map_tensors(state, lambda part: part[None])
+        client = add_client_axis(state)
         _, steps = self._run_steps(self._map_vectors(lambda part: part[:, :-1], client), examples, view, clock, clients)
         num_skipped = self._num_skipped(np.append(steps, 0))[:, None].expand(-1, self.objective.num_outputs)
         num_skipped = num_skipped.reshape(1, -1)[:, : view.size + 1]
@@ -141,6 +141,11 @@ def require_restricted_steps(algorithm: Algorithm, data: ClientData) -> None:
     reason = algorithm.engine_support.needs_all_weights
     if data.is_sparse and reason is not None:
         raise ValueError(f"{reason}, and with sparse examples a step has only those of its features; use dense examples, or leave it out")
+
+
+def add_client_axis(state: Any) -> Any:
+    """Return a state as a stack of one client, without a copy."""
+    return type(state)(*(part[None] if isinstance(part, Tensor) else part for part in state))
 
 
 def make_client_engine(context: RunContext, data: ClientData) -> ClientEngine | SparseClientEngine:
