@@ -1,6 +1,6 @@
 """Write the results of studies into the documentation: `python tools/publish_results.py reports`.
 
-Reads the folders of `fedsieve reproduce all`, and writes docs/data/claims.json, docs/images and the sections of docs/results.md between
+Reads the folders of `fedsieve reproduce`, and writes docs/data/claims.json, docs/images and the sections of docs/results.md between
 `<!-- NAME -->` and `<!-- /NAME -->`. A study that is not in the folder keeps its section.
 """
 
@@ -44,12 +44,19 @@ def main(reports: Path) -> None:
     for name, folder in studies.items():
         if f"<!-- {name} -->" in text:
             text = replace_section(text, name, study_section(name, folder))
-    source = reports / results.CLAIMS_FILE
-    document = json.loads(source.read_text())
-    if len(document["claims"]) < len(claims.CLAIMS) * len(claims.RECIPES) or document["scale"] == "smoke":
-        sys.exit(f"{source} has not all claims of a run that means something; run `fedsieve reproduce all --scale short`")
-    shutil.copy(source, DOCS / "data" / results.CLAIMS_FILE)
+    document = claims.make_document({name: results.read_rows(folder) for name, folder in studies.items()}, common_scale(studies))
+    if len(document["claims"]) < len(claims.CLAIMS) * len(claims.RECIPES):
+        sys.exit(f"the studies in {reports} do not evaluate all claims; compute the missing ones with `fedsieve reproduce`")
+    (DOCS / "data" / results.CLAIMS_FILE).write_text(json.dumps(document, indent=1) + "\n")
     page.write_text(replace_section(text, "claims", verdicts.verdict_table(document)))
+
+
+def common_scale(studies: Mapping[str, Path]) -> str:
+    """Return the scale of all studies, which is not smoke."""
+    scales = {results.read_plan(folder)["scale"] for folder in studies.values()}
+    if len(scales) != 1 or scales == {"smoke"}:
+        sys.exit(f"all studies must have one scale, and not smoke, whose numbers mean nothing; got {', '.join(sorted(scales)) or 'none'}")
+    return scales.pop()
 
 
 def replace_section(text: str, name: str, content: str) -> str:

@@ -7,7 +7,6 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from fedsieve import __version__
 from fedsieve.cli.options import Switch
 from fedsieve.report import claims, tables, verdicts
 from fedsieve.storage.run_directory import REPORT, RunDirectoryError, atomic_write
@@ -101,19 +100,16 @@ def write_report(folder: Path, console: Console) -> None:
 
 def write_verdicts(folder: Path, studies: dict[str, list[results.Row]], scale: str, console: Console) -> None:
     """Write and print the verdicts on the claims that the stored rows can evaluate."""
-    evaluated = [verdict for verdict in claims.evaluate_claims(studies) if verdict.verdict != verdicts.NOT_EVALUATED]
-    if not evaluated:
+    document = claims.make_document(studies, scale)
+    if not document["claims"]:
         return
-    rows = [row for study in studies.values() for row in study]
-    about = {"scale": scale, "version": __version__, "seeds": results.distinct_seeds(rows), "data": results.describe_data(rows)}
-    document = verdicts.to_document(evaluated, **about)
     is_smoke_test = scale == ScaleName.SMOKE
     title = "# The paper's claims, from the rows stored here" + (", which mean nothing at scale smoke" if is_smoke_test else "")
     page = [title, "", verdicts.verdict_table(document), "", verdicts.verdict_details(document)]
     atomic_write(folder / VERDICTS_FILE, "\n".join(page).encode())
     atomic_write(folder / results.CLAIMS_FILE, json.dumps(document, indent=1).encode())
     prefix = "scale smoke, " if is_smoke_test else ""
-    for verdict in evaluated:
+    for verdict in verdicts.read_verdicts(document):
         text = f"{prefix}claim {verdict.number}, recipe {verdict.recipe}, {verdict.claim}: {verdict.verdict}"
         console.print(text, soft_wrap=True, markup=False)
 

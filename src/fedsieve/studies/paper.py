@@ -7,7 +7,6 @@ from typing import Any
 
 from fedsieve.algorithms import algorithm_class
 from fedsieve.algorithms.defaults import batches_per_round, select_supported
-from fedsieve.algorithms.flops_pa import GateNoise
 from fedsieve.algorithms.recipes import Recipe
 from fedsieve.core.aggregation import ClientWeighting
 from fedsieve.core.optimizers import StepRule
@@ -298,15 +297,11 @@ def communication_study(scale: Scale) -> Study:
 
 
 def starts_study(scale: Scale) -> Study:
-    """rho_init x prune start on LR, FLoPS and FLoPS-PA in both settings.
-
-    FLoPS-PA samples its gates in local steps here: below rho_init .17 every median gate is closed, and no gradient would open it.
-    """
-    gate_noise = {"flops": {}, "flops-pa": {"local_gate_noise": GateNoise.SAMPLED}}
+    """rho_init x prune start on LR, FLoPS and FLoPS-PA in both settings."""
     conditions = []
     for algorithm, setting, start, prune_start in product(UNCONSTRAINED, RECIPES, (0.05, 0.2, 0.5, 0.95), (0.0, 0.5)):
         label = {"task": "lr", "algorithm": algorithm, "setting": setting, "start": start, "prune start": prune_start}
-        options = {"initial_gate_probability": start, "scaling_start": prune_start, **gate_noise[algorithm]}
+        options = {"initial_gate_probability": start, "scaling_start": prune_start}
         run = synthetic_run_factory(scale, "lr", algorithm, setting=setting, **options, **default_settings(scale, algorithm))
         conditions.append(Condition(label=label, config_for_seed=run, seeds=scale.seeds))
     return build_study("starts", scale, conditions)
