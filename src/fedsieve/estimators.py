@@ -23,7 +23,6 @@ from fedsieve.core.random import derive_key, generator
 from fedsieve.data import standardization
 from fedsieve.data.federated_dataset import Matrix, PartitionSpec, partition_indices
 from fedsieve.data.partition import Partition
-from fedsieve.experiments.tasks import USER_DATA_SIEVE
 from fedsieve.formatting import ProgressBar, format_number
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.runtime.evaluation import measure_rounds
@@ -198,7 +197,7 @@ class SparseFederated(BaseEstimator):
         if isinstance(self.algorithm, BaseAlgorithm):
             return replace(self.algorithm, density=density)
         cls = algorithm_class(self.algorithm)
-        return cls(density=density, **(USER_DATA_SIEVE if cls.holds_everywhere else {}))
+        return cls(density=density)
 
     def _assign_clients(self, x: Matrix, labels: np.ndarray | None, groups: Any, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the order of the examples by client, and the number of examples of each client."""

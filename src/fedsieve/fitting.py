@@ -15,7 +15,6 @@ from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.algorithms.defaults import NETWORK_DEFAULTS, select_supported
 from fedsieve.core.random import generator
-from fedsieve.experiments.tasks import USER_DATA_SIEVE
 from fedsieve.formatting import ProgressBar, format_number
 from fedsieve.objectives.module import GateGranularity, Module
 from fedsieve.runtime.evaluation import measure_rounds
@@ -173,7 +172,7 @@ def build_algorithm(algorithm: str | BaseAlgorithm, density: float, rounds: int 
     if algorithm not in ALGORITHMS:
         raise ValueError(f"unknown algorithm {algorithm!r}; there are {', '.join(ALGORITHMS)}")
     cls = algorithm_class(algorithm)
-    return cls(density=density, **select_supported(cls, NETWORK_DEFAULTS), **(USER_DATA_SIEVE if cls.holds_everywhere else {}))
+    return cls(density=density, **select_supported(cls, NETWORK_DEFAULTS))
 
 
 def snapshot(module: nn.Module, objective: Module, parameters: Tensor, history: list[dict[str, Any]]) -> FitResult:

@@ -107,18 +107,3 @@ def test_the_distance_of_a_part_is_that_of_its_full_vector():
 def test_the_papers_formula_counts_four_bytes_a_value_and_no_positions():
     packet = packets.sparse_packet(torch.arange(5)[None], {"theta": vectors(1, 100), "gates": vectors(1, 100)}, 8, draw())
     assert wire.encode(packet.unstack()[0], wire.MessageId(0, 0, 0)).paper_bytes == 4 * 2 * 5
-
-
-@pytest.mark.parametrize("tail", [0.3, 1.0, 3.0])
-def test_as_many_signs_tell_most_as_leave_the_least_of_a_vector(tail):
-    values = vectors(5, 80).abs() ** tail
-    told = quantization.best_sign_count(values, 60)
-    for vector, count in zip(values, told, strict=True):
-        largest = vector.sort(descending=True).values
-        left = [(largest - torch.where(torch.arange(80) < k, largest[:k].mean(), 0.0)).square().sum() for k in range(1, 61)]
-        assert int(count) == int(torch.stack(left).argmin()) + 1
-
-
-def test_one_large_entry_tells_most_alone_and_equal_ones_all_together():
-    assert quantization.best_sign_count(torch.tensor([[9.0, 1, 1, 1], [2.0, 2, 2, 2]]), 4).tolist() == [1, 4]
-    assert quantization.best_sign_count(torch.ones(1, 10), 3).tolist() == [3]

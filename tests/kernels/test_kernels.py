@@ -82,6 +82,12 @@ def gated_steps():
             yield SHAPE, weights, log_alpha, gradient, gate, step_size, multiplier, scale, SIZE, 0.1, LOG_ALPHA_LIMIT
 
 
+def saliency_steps():
+    step_size = torch.tensor([[0.1], [0.0], [2.0]])
+    for weights in (vectors(seed=1), torch.zeros(3, SIZE)):
+        yield weights, vectors(seed=3), vectors(seed=2), vectors(seed=4).sigmoid(), step_size, 0.3, 50, LOG_ALPHA_LIMIT, None
+
+
 def skipped_steps():
     for scale in ConstraintScale:
         for log_alpha in (vectors(), vectors() * torch.nan):
@@ -174,6 +180,7 @@ CASES = {
     "penalty_gradient": (penalties, 5e-6, 0.0),
     "step_log_alpha": (log_alpha_steps, 2e-6, 1e-6),
     "gated_sgd_step": (gated_steps, 2e-6, 2e-6),
+    "saliency_step": (saliency_steps, 2e-6, 2e-6),
     "apply_penalty": (skipped_steps, 2e-6, 1e-6),
     "ascend": (lambda: [(SHAPE, vectors(1)[0], torch.tensor(0.3), density, 0.5) for density in (0.05, 0.9)], 1e-6, 0.0),
     "adam": (adam_steps, 1e-6, 1e-5),

@@ -35,14 +35,6 @@ def test_both_engines_give_the_same_bits_in_double_precision(method):
     assert_parity("lr", method)
 
 
-def test_parity_holds_where_the_first_round_decides_for_weights(monkeypatch):
-    monkeypatch.setattr("fedsieve.algorithms.sieve_rules.NARROW", 1.0)
-    monkeypatch.setattr("fedsieve.algorithms.sieve_rules.ENOUGH_ROWS", 1)
-    assert_parity("mc", "sieve")
-    decided = outcome(Engine.BATCHED, "mc", "sieve")[1]
-    assert any(part.ndim == 0 and float(part) == pytest.approx(0.3) for part in decided)
-
-
 @pytest.mark.parametrize(
     ("task", "method", "weights", "fields"),
     [

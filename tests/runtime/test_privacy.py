@@ -131,7 +131,7 @@ def test_while_polishing_the_noise_of_sieve_stays_on_the_support():
     run = private_run("sieve", rounds=10)
     steps = train_run(run)
     before, after = steps[-2].result.server.weights, steps[-1].result.server.weights
-    kept = run.algorithm.remembered(steps[-1].result.server) * before
+    kept = run.algorithm.residual_decay * before
     moved = ~torch.isclose(after, kept, rtol=1e-9)
     assert int(moved.sum()) <= 4
 

@@ -36,7 +36,7 @@ from fedsieve.core.types import Algorithm, Batch, Clock, Layout, Objective, Repl
 DENSITY_SCHEDULE_OPTIONS = frozenset({"density_schedule", "initial_density", "anneal_start", "anneal_end", "warmup"})
 """Options of the density of messages. Algorithms with dense messages or a fixed support do not support them."""
 INITIAL_DENSITY_FACTOR, MAX_INITIAL_DENSITY = 6.0, 0.3
-"""Initial density of an annealed schedule: this factor times the target, at most this density (decision H20)."""
+"""Initial density of an annealed schedule: this factor times the target, at most this density (decision H8)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,6 @@ class BaseAlgorithm(Algorithm, ABC):
     default_participation: ClassVar[float] = 0.05
     default_max_norm_ratio: ClassVar[float] = 100.0
     """maximum norm of an update over the cohort's median norm; ratios of 30 were observed for honest clients"""
-    holds_everywhere: ClassVar[bool] = False
-    """whether the default options apply to all linear tasks and are not replaced by options tuned for one task"""
     allowed_bits: ClassVar[tuple[int | None, ...]] = ALLOWED_BITS
     """bits per value in messages; None if the algorithm decides"""
     unsupported_options: ClassVar[frozenset[str]] = frozenset()
@@ -234,8 +232,11 @@ class BaseAlgorithm(Algorithm, ABC):
 
     def budget_for(self, layout: Layout, density: float) -> Budget:
         """Return how many weights of each layer a density keeps, in whole groups; ungated coordinates are added."""
-        kept = budgets.num_kept(density, layout.num_gated)
-        parts = budgets.allocate_budget(list(layout.layers.values()), kept, self.sparsity_allocation)
+        return self.allocate(layout, budgets.num_kept(density, layout.num_gated))
+
+    def allocate(self, layout: Layout, num_weights: int) -> Budget:
+        """Return how many of `num_weights` weights each layer has, in whole groups; ungated coordinates are added."""
+        parts = budgets.allocate_budget(list(layout.layers.values()), num_weights, self.sparsity_allocation)
         if layout.groups is not None:
             parts = tuple((part, budgets.round_to_groups(kept, layout.groups[part])) for part, kept in parts)
         return (*parts, (slice(layout.num_gated, layout.size), layout.num_ungated)) if layout.num_ungated else parts

@@ -1,40 +1,48 @@
-"""sieve: gates learn inside each client's round which weights matter, and cost two numbers a message (docs/theory.md).
+"""sieve: an m-sparse broadcast with error feedback at the server, saliency gates, and replies coded as well as their bytes allow.
 
-First part of the rounds, searching: the uplink carries the signs of the largest *updates*, as many as tell most of them, the
-downlink weights on trial beside those it keeps, and the server remembers what it does not send. Last part, polishing: the support
-stands, the uplink carries its updates as numbers. Where the first round's updates lie in few weights, weights travel instead.
-Which of these, for how long and in what steps is said in `sieve_rules.py`.
+1. The server keeps what a broadcast leaves out: theta <- sent + server_rate * mean update + residual_decay * (theta - sent).
+2. In a round log_alpha follows the saliency theta~ g; between rounds only its means on and off the support are kept.
+3. A reply has the bytes of m 8-bit entries; the update decides whether they hold many signs or few numbers (`choose_code`).
+4. The expected density falls to the target, held in every round by one shift of log_alpha; in the last rounds the support is fixed.
+
+Prior work: signs of the top k with one magnitude, STC (Sattler et al. 2019, arXiv 1903.02891); error feedback (Karimireddy et al. 2019,
+arXiv 1901.09847); hard thresholding over a network, DIHT (Patterson et al. 2013, arXiv 1308.6086). docs/theory.md says what is new.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from fedsieve.algorithms.base import num_examples, project_to_budget
+from fedsieve.algorithms.base import BaseAlgorithm, project_to_budget, require_at_least, require_fraction, require_positive
 from fedsieve.algorithms.gated import gate_diagnostics, initial_log_alpha, open_ungated
-from fedsieve.algorithms.sieve_rules import BY_DENSITY, OPEN, Ending, Rules, Server, Uplink
 from fedsieve.core import budgets, constraint, gates, optimizers, topk
-from fedsieve.core.budgets import budget_total
-from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT
-from fedsieve.core.optimizers import initial_moments
+from fedsieve.core.aggregation import ClientWeighting
+from fedsieve.core.constraint import DualUpdate
+from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT, HardConcrete
 from fedsieve.core.packets import Packet, sparse_packet
-from fedsieve.core.quantization import best_sign_count, quantize_signs
+from fedsieve.core.quantization import CODE_BITS, choose_code, position_bits, quantize_signs
 from fedsieve.core.random import Draw
 from fedsieve.core.types import Batch, Clock, EngineSupport, Layout, Objective, Reply
 
-GATES = ("kept_gate", "default_gate")
-ROUND_LIMIT = OPEN
-"""log_alpha stays within this during a client's round; the exact dual may move it to +-12 after it."""
-AJAR = OPEN - 0.01
-"""The most that gates of a support on trial are open: a broadcast with more says that the support is found."""
+FULL_COHORT = 5
+"""With fewer replies the server's step shrinks by the square root, as the standard error of their mean grows."""
+
+
+class Server(NamedTuple):
+    """All weights, the two values of log_alpha (on and off the support), and the last shift of the dual."""
+
+    weights: Tensor
+    log_alpha: Tensor
+    multiplier: Tensor
+    layout: Layout
 
 
 class Client(NamedTuple):
-    """A stack of clients: theta~, phi, and the broadcast they all began with."""
+    """A stack of clients: theta~, phi, and the broadcast from which all of them started."""
 
     weights: Tensor
     log_alpha: Tensor
@@ -43,226 +51,181 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sieve(Rules):
-    """Saliency gates, sign-coded updates while searching, an L0 constraint that holds exactly at the end."""
+class Sieve(BaseAlgorithm):
+    """Saliency gates, error feedback at the server, and an L0 constraint that holds in every round."""
 
-    # What matters
+    shape: ClassVar[HardConcrete] = HardConcrete()
+    """the distribution of the gates"""
+    unsupported_options: ClassVar[frozenset[str]] = frozenset({"server_optimizer", "server_momentum"})
 
-    def top_mask(
-        self, vector: Float[Tensor, "*k p"], log_alpha: Float[Tensor, "*k p"], layout: Layout, density: float
-    ) -> Bool[Tensor, "*k p"]:
-        """The largest entries of a vector, each counted as often as its gate is open."""
-        return topk.top_mask(self.importance(vector, log_alpha), self.budget_for(layout, density), layout.groups)
+    learning_rate: float = 2.0
+    batch_size: int | Literal["all"] = 64
+    client_weighting: ClientWeighting = field(default=ClientWeighting.SQRT, metadata={"section": "federation"})
+    bits: Literal[32, 16, 8, 4] = 4
+    """bits per value of broadcasts while searching (afterwards at least 8), and of replies after the search"""
+    server_learning_rate: float = 2.0
+    """the server's step along the mean update while searching: above 1, because replies hold only a part of each update"""
+    residual_decay: float = 0.97
+    """fraction of the weights left out of a broadcast that the server keeps for the next round (error feedback)"""
+    gate_rate: float = 0.3
+    """step of log_alpha along the saliency, in units of its root mean square over m weights"""
+    reply_budget: float = 1.0
+    """size of a reply while searching, relative to the m largest entries with 8 bits"""
+    reply_bits: Literal[8, 4, 1, "best"] = "best"
+    """bits per value of a reply while searching: those that explain most of the update, or a fixed number (1: signs)"""
+    search_fraction: float = 0.8
+    """fraction of the rounds in which the support may change"""
+    initial_gate_probability: float = 0.5
+    """rho_init: log_alpha starts at its logit, and the expected density falls from there to the target"""
+    dual_update: Literal[DualUpdate.BISECTION, DualUpdate.OFF] = DualUpdate.BISECTION
+    """how the constraint is held while searching: by a shift of log_alpha, found by bisection, or not at all"""
 
-    def importance(self, vector: Float[Tensor, "*k p"], log_alpha: Float[Tensor, "*k p"]) -> Float[Tensor, "*k p"]:
-        """|v| P(z != 0)."""
-        return vector.abs() * gates.active_probability(self.shape, log_alpha)
+    def __post_init__(self) -> None:
+        """Validate the options."""
+        super().__post_init__()
+        require_at_least(0, gate_rate=self.gate_rate)
+        require_positive(reply_budget=self.reply_budget, search_fraction=self.search_fraction)
+        require_fraction(search_fraction=self.search_fraction)
+        initial_log_alpha(self.initial_gate_probability)
 
-    # The round
+    @property
+    def milestones(self) -> dict[str, float]:
+        """The end of the search, in addition to the schedule's milestones."""
+        return super().milestones | {"search ends": self.search_fraction}
+
+    def is_searching(self, clock: Clock) -> bool:
+        """Return whether the support may still change."""
+        return clock.round < self.search_fraction * clock.num_rounds
 
     def init(self, layout: Layout, weights: Float[Tensor, " p"], draw: Draw) -> Server:
-        """All gates alike."""
-        none = torch.zeros_like(weights[0])
+        """Start with equal gates."""
         log_alpha = open_ungated(torch.full_like(weights, initial_log_alpha(self.initial_gate_probability)), layout)
-        width, changed = torch.full_like(none, BY_DENSITY), torch.full_like(none, -1)
-        return Server(weights, log_alpha, none, initial_moments(weights), none, none, width, changed, layout)
+        return Server(weights, log_alpha, torch.zeros_like(weights[0]), layout)
 
     def broadcast(self, server: Server, clock: Clock, draw: Draw) -> Packet:
-        """The largest m weights and those on trial, and the two log_alpha; where it departs from the usual, what is to travel, how fast."""
-        now = self.fitted(float(server.width), found=self.found(server, clock))
-        chosen = now.top_mask(server.weights, server.log_alpha, server.layout, now.sent(server, clock))
-        bits = now.precision(fine=not now.searching(clock))
-        packet = sparse_packet(topk.mask_to_indices(chosen), {"weights": server.weights}, bits, draw)
-        most = AJAR if now.searching(clock) else LOG_ALPHA_LIMIT
-        packet.scalars.update({name: mean.clamp_max(most) for name, mean in two_means(server.log_alpha, chosen, server.layout).items()})
-        asked = now.signs(server, clock)
-        if now.counts_signs and now.searching(clock) and asked < now.most_signs(clock):
-            packet.scalars["signs"] = torch.tensor(asked, dtype=torch.float32)
-        if now.searching(clock) and (pace := now.pace(server)) < 1:
-            packet.scalars["pace"] = torch.tensor(pace, dtype=torch.float32)
-        if server.width >= 0:
-            packet.scalars["width"] = server.width.to(torch.float32)
+        """Send the top m weights and the two values of log_alpha."""
+        mask = self.support_mask(server.weights, server.log_alpha, server.layout, clock)
+        bits = self.bits if self.is_searching(clock) else max(self.bits, 8)  # after the search rounding is the only noise left
+        packet = sparse_packet(topk.mask_to_indices(mask), {"weights": server.weights}, bits, draw)
+        packet.scalars.update(mean_gates(server.log_alpha, mask, server.layout))
         return packet
 
+    def support_mask(
+        self, weights: Float[Tensor, "*k p"], log_alpha: Float[Tensor, "*k p"], layout: Layout, clock: Clock
+    ) -> Bool[Tensor, "*k p"]:
+        """Return the mask of the largest |theta~| P(z != 0) within the round's budget."""
+        importance = weights.abs() * gates.active_probability(self.shape, log_alpha)
+        return topk.top_mask(importance, self.message_budget(layout, clock), layout.groups)
+
     def client_init(self, packet: Packet, layout: Layout, clock: Clock, dtype: torch.dtype) -> Client:
-        """theta~ from the broadcast, 0 off the support; one log_alpha on it, one off it."""
+        """Start from the broadcast: theta~ is 0 off the support, log_alpha has one value on it and one off it."""
         weights, mask = packet.field_dense("weights", dtype), packet.support_mask(dtype)
         log_alpha = torch.where(mask > 0, packet.scalar("kept_gate", dtype), packet.scalar("default_gate", dtype))
         return Client(weights, open_ungated(log_alpha, layout), packet, layout)
 
     def client_step(self, objective: Objective, client: Client, batch: Batch, clock: Clock, draw: Draw) -> Client:
-        """theta~ -= eta z g; phi -= gate_rate * saliency / rms, saliency = theta~ g, rms over m entries.
+        """theta~ <- theta~ - eta z g; phi <- phi - gate_rate s / rms(s), with the saliency s = theta~ g.
 
-        Polyak's step divides by the whole gradient, also where gates are shut: by z g it would grow manyfold as they close. It counts a
-        loss above that of no model at all as that one: a step that went too far is not followed by a longer one (decision H26).
+        Gates are sampled while searching and open afterwards. The Polyak step divides by the whole gradient, because |z g| tends to 0
+        as gates close.
         """
-        now, layout = self.heeding(client.packet), objective.layout
-        gate = now.gate(client.log_alpha, layout, clock, draw)
-        loss, gradient = objective.gradient(client.weights * gate, batch)
-        size = now.stride * now.step_size(objective, loss, gradient, batch, clock)
-        gradient = optimizers.clip_norm(gradient, now.max_gradient_norm)
-        saliency = budgets.sum_within_groups(client.weights * gradient, layout.groups)
-        kept = budget_total(now.message_budget(client.layout, clock))
-        rms = (saliency.square().sum(-1, keepdim=True) / kept).sqrt().clamp_min(torch.finfo(saliency.dtype).tiny)
-        log_alpha = (client.log_alpha - now.gate_rate * saliency / rms).clamp(-ROUND_LIMIT, ROUND_LIMIT)
-        if now.ending is Ending.FROZEN and not now.searching(clock):
-            log_alpha = client.log_alpha
-        log_alpha = open_ungated(log_alpha, layout)
-        weights = client.weights - size * gate * gradient
-        if now.cuts:
-            weights = now.projected(weights, log_alpha, client.layout, layout, clock)
-        return client._replace(weights=weights, log_alpha=log_alpha)
-
-    def gate(self, log_alpha: Float[Tensor, "k n"], layout: Layout, clock: Clock, draw: Draw) -> Float[Tensor, "k n"]:
-        """Sampled, one draw a group, or all open."""
-        if self.ungated(clock):
-            return torch.ones_like(log_alpha)
-        noise = budgets.broadcast_within_groups(draw("gates", log_alpha.shape[-1]), layout.groups)
-        return gates.sample(self.shape, log_alpha, noise).value
-
-    def projected(
-        self, weights: Float[Tensor, "k n"], log_alpha: Float[Tensor, "k n"], whole: Layout, layout: Layout, clock: Clock
-    ) -> Float[Tensor, "k n"]:
-        """The largest |theta~| P(z != 0) of the round's budget, zeros elsewhere; what is out of sight (sparse rows) is zero already."""
-        parts = self.message_budget(whole, clock)
-        if layout.size != whole.size:
-            parts = budgets.restrict_budget(parts, layout.num_gated, layout.num_ungated)
-        return torch.where(topk.top_mask(self.importance(weights, log_alpha), parts, layout.groups), weights, torch.zeros_like(weights))
-
-    def public_support(self, packet: Packet, clock: Clock) -> Int64[Tensor, " m"] | None:
-        """All while searching, then the broadcast's."""
-        return None if self.heeding(packet).searching(clock) else packet.support
-
-    @property
-    def all_reply_fields(self) -> frozenset[str]:
-        """All that replies of some round may hold."""
-        left_open = frozenset({"update", "weights", "signs", "spread"}) if self.uplink is None and self.trusting else frozenset()
-        return left_open | {self.field, *GATES, *(("signs",) if self.counts_signs else ())}
-
-    def expected_reply_fields(self, packet: Packet, clock: Clock) -> frozenset[str]:
-        """Updates or weights, the two log_alpha, how many signs would tell most, and in the first round how far updates are spread."""
-        now, told = self.heeding(packet), ("spread",) if self.measures(clock) else ()
-        return frozenset({now.field, *GATES, *told, *(("signs",) if now.counts_signs else ())})
-
-    @property
-    def field(self) -> str:
-        """The name of what a reply carries."""
-        return "update" if self.travels is Uplink.UPDATES else "weights"
+        weights, log_alpha, layout = client.weights, client.log_alpha, objective.layout
+        gate = torch.ones_like(log_alpha)
+        if self.is_searching(clock):
+            noise = budgets.broadcast_within_groups(draw("gates", log_alpha.shape[-1]), layout.groups)
+            gate = gates.sample(self.shape, log_alpha, noise).value
+        loss, gradient = objective.gradient(weights * gate, batch)
+        step_size = self.step_size(objective, loss, gradient, batch, clock)
+        gradient = optimizers.clip_norm(gradient, self.max_gradient_norm)
+        num_kept, limit = client.packet.fields["weights"].codes.shape[-1], LOG_ALPHA_LIMIT
+        weights, log_alpha = gates.saliency_step(
+            weights, log_alpha, gradient, gate, step_size, self.gate_rate, num_kept, limit, layout.groups
+        )
+        return client._replace(weights=weights, log_alpha=open_ungated(log_alpha, layout))
 
     def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
-        """Searching: signs of the largest updates, or the largest weights. Polishing: numbers for the broadcast's support."""
-        now, weights, layout = self.heeding(client.packet), client.weights, client.layout
-        kept = now.top_mask(weights, client.log_alpha, layout, now.message_density(clock))
-        vector = weights - client.packet.field_dense("weights", weights.dtype) if now.travels is Uplink.UPDATES else weights
-        if not now.searching(clock):
-            sent = (client.packet.support_mask(weights.dtype) > 0).expand_as(weights)
-        elif now.travels is Uplink.UPDATES:
-            most: float = now.most_signs(clock)
-            asked = client.packet.scalars.get("signs", most)
-            sent = now.top_mask(vector, client.log_alpha, layout, float(asked))
+        """Send the best code of the update while searching, then its values on the support of the broadcast; and the mean gates."""
+        weights, log_alpha, layout = client.weights, client.log_alpha, client.layout
+        update = weights - client.packet.field_dense("weights", weights.dtype)
+        if self.is_searching(clock):
+            packet = self.encode_update(update, log_alpha, layout, clock, draw)
         else:
-            sent = kept
-        support = topk.mask_to_indices(sent)
-        packet = sparse_packet(support, {now.field: vector}, now.precision(fine=False), draw)
-        if now.searching(clock) and now.travels is Uplink.UPDATES:
-            packet.fields[now.field] = quantize_signs(vector.gather(-1, support))
-        packet.scalars.update(two_means(client.log_alpha, kept, layout))
-        if now.counts_signs:
-            most = budgets.num_kept(now.most_signs(clock), layout.num_gated)
-            packet.scalars["signs"] = telling(now.importance(vector, client.log_alpha), most, layout)
-        if self.measures(clock):
-            packet.scalars["spread"] = telling(
-                (weights - client.packet.field_dense("weights", weights.dtype)).abs(), layout.num_gated, layout
-            )
+            mask = (client.packet.support_mask(weights.dtype) > 0).expand_as(weights)
+            packet = sparse_packet(topk.mask_to_indices(mask), {"update": update}, self.bits, draw)
+        packet.scalars.update(mean_gates(log_alpha, self.support_mask(weights, log_alpha, layout, clock), layout))
+        return packet
+
+    def encode_update(
+        self, update: Float[Tensor, "1 p"], log_alpha: Float[Tensor, "1 p"], layout: Layout, clock: Clock, draw: Draw
+    ) -> Packet:
+        """Return the entries of the update, and the bits of their values, that explain most of it within the reply's bytes."""
+        size, probability = layout.num_gated, gates.active_probability(self.shape, log_alpha)
+        num_kept = budgets.num_kept(self.message_density(clock), size)
+        max_bytes = self.reply_budget * (num_kept + position_bits(num_kept, size) / 8)
+        allowed_bits = CODE_BITS if self.reply_bits == "best" else (self.reply_bits,)
+        code = choose_code(update[0, :size], probability[0, :size], max_bytes, allowed_bits)
+        support = topk.mask_to_indices(topk.top_mask((update * probability).abs(), self.allocate(layout, code.num_entries), layout.groups))
+        packet = sparse_packet(support, {"update": update}, max(code.bits, 4), draw)
+        if code.bits == 1:
+            packet.fields["update"] = quantize_signs(update.gather(-1, support))
         return packet
 
     def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
-        """theta <- sent + server step along the mean update + memory * (what the broadcast left out); then the dual, solved."""
-        now, sent = self.heeding(packet), packet.field_dense("weights", server.weights.dtype)
-        merged = now.aggregate_replies(packet, replies, server.weights, clock, draw)
-        update = merged[now.field] - (sent if now.travels is Uplink.WEIGHTS else 0)
-        server = self.told(server, now, merged, replies, clock)
-        rate = now.boldness(server, len(replies), clock)
-        moved, moments = optimizers.step(now.server_optimizer, server.moments, sent, -update, rate, momentum=now.server_momentum)
-        theta = moved + now.remembered(server) * (server.weights - sent)
-        then = clock._replace(round=clock.round + 1)
-        wide = now.sent(server, clock) if now.searching(then) else now.message_density(clock)
-        chosen = now.top_mask(theta, server.log_alpha, server.layout, wide)
-        stayed = wide == self.density and bool((chosen == packet.support_mask(theta.dtype).bool()).all())
-        changed = server.changed if stayed else torch.full_like(server.changed, clock.round)
-        server = server._replace(weights=theta, moments=moments, changed=changed)
-        both = torch.cat([merged[name] for name in GATES])
-        log_alpha, shift = now.tightened(server.layout, chosen, both, clock, found=self.found(server, then))
-        return server._replace(log_alpha=log_alpha, multiplier=-shift)
+        """theta <- sent + server_rate * mean update + residual_decay * (theta - sent); then the dual, by bisection."""
+        sent = packet.field_dense("weights", server.weights.dtype)
+        mean = self.aggregate_replies(packet, replies, server.weights, clock, draw)
+        rate = self.server_learning_rate * min(len(replies) / FULL_COHORT, 1.0) ** 0.5 if self.is_searching(clock) else 1.0
+        weights = sent + rate * mean["update"] + self.residual_decay * (server.weights - sent)
+        mask = self.support_mask(weights, server.log_alpha, server.layout, clock)
+        gate_means = torch.cat((mean["kept_gate"], mean["default_gate"]))
+        shift = torch.zeros_like(server.multiplier)
+        if not self.is_searching(clock._replace(round=clock.round + 1)):
+            gate_means = torch.tensor([LOG_ALPHA_LIMIT, -LOG_ALPHA_LIMIT]).to(gate_means)
+        elif self.dual_update is DualUpdate.BISECTION:
+            kept = mask[: server.layout.num_gated].to(weights).mean()
+            shift = constraint.bisect_shift(self.shape, gate_means, self.expected_density(clock), torch.stack((kept, 1 - kept)))
+        on, off = constraint.shift_log_alpha(gate_means, shift)
+        return Server(weights, open_ungated(torch.where(mask, on, off), server.layout), -shift, server.layout)
 
-    def told(self, server: Server, now: "Sieve", merged: dict[str, Tensor], replies: Sequence[Reply], clock: Clock) -> Server:
-        """What replies say beside their updates: rows, how many signs tell most; in the first round what `now` is to be from then on."""
-        if now.privacy is None:
-            server = server._replace(rows=server.rows + (sum(num_examples(replies)) - server.rows) / (clock.round + 1))
-        if now.counts_signs:
-            server = server._replace(signs=merged["signs"][0])
-        if self.measures(clock):
-            server = server._replace(width=torch.full_like(server.width, self.decided(replies, server.layout)))
-        return server
-
-    def tightened(
-        self, layout: Layout, chosen: Bool[Tensor, " p"], both: Float[Tensor, " 2"], clock: Clock, *, found: bool
-    ) -> tuple[Float[Tensor, " p"], Float[Tensor, ""]]:
-        """The gates' means on the support and off it, shifted so that the constraint is tight; and the shift."""
-        if found and self.ending is Ending.FROZEN:
-            both = torch.tensor([LOG_ALPHA_LIMIT, -LOG_ALPHA_LIMIT]).to(both)
-        kept = chosen[: layout.num_gated].to(both).mean()
-        target = self.message_density(clock) if found else self.open_density(clock)
-        shift = constraint.bisect_shift(self.shape, both, target, torch.stack((kept, 1 - kept)))
-        on, off = constraint.shift_log_alpha(both, shift)
-        if found and on < OPEN:
-            on, off = self.parted(kept, self.message_density(clock))
-        return open_ungated(torch.where(chosen, on, off), layout), shift
-
-    def parted(self, kept: Float[Tensor, ""], density: float) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """The support open, the rest as the constraint needs: the dual solved for the rest alone."""
-        on = torch.full_like(kept, OPEN)
-        rest = (density - kept * gates.active_probability(self.shape, on[None])[0]) / (1 - kept).clamp_min(GATE_MARGIN)
-        off = torch.logit(rest.clamp(1e-9, 0.5)) - self.shape.offset
-        return on, off.clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT)
-
-    @property
-    def engine_support(self) -> EngineSupport:
-        """Local steps may be projected to a budget, which compares all nonzero weights."""
-        return EngineSupport(
-            vector_fields=("weights", "log_alpha"),
-            replies_have_equal_length=self.replies_have_equal_length,
-            projected_field="weights" if self.needs_all_nonzero_weights else None,
-        )
-
-    # The model
+    def expected_density(self, clock: Clock) -> float:
+        """Return the mean P(z != 0) after this round: it falls along 1 - t^3 from its start to the target at the end of the search."""
+        target = self.message_density(clock)
+        start = torch.tensor([initial_log_alpha(self.initial_gate_probability)])
+        initial = max(float(gates.active_probability(self.shape, start)[0]), target)
+        progress = min((clock.round + 1) / (self.search_fraction * clock.num_rounds), 1.0)
+        return target + (initial - target) * (1 - progress**3)
 
     def parameters(self, server: Server) -> Float[Tensor, " p"]:
-        """theta~ times the test-time gate, the m largest (decision C5)."""
+        """Return the m largest theta~ z, with the test-time gate z (decision C5)."""
         gate = gates.compute_test_gates(self.shape, server.log_alpha).clamp_min(GATE_MARGIN)
         return project_to_budget(self.final_budget(server.layout), server.weights * gate, server.layout)
 
     def unprojected_parameters(self, server: Server) -> Float[Tensor, " p"]:
-        """theta~ times the test-time gate."""
+        """Return theta~ z, with the test-time gate z."""
         return server.weights * gates.compute_test_gates(self.shape, server.log_alpha)
 
     def diagnostics(self, server: Server) -> dict[str, Tensor]:
-        """Density as expected and at test time, the shift of the exact dual, the violation, and the density of messages."""
-        log_alpha = server.log_alpha[: server.layout.num_gated]
-        return gate_diagnostics(self.shape, server, self.density) | {
-            "message_density": (log_alpha == log_alpha.amax()).to(log_alpha).mean()
-        }
+        """Return densities, the shift of the dual, and the violation of the constraint."""
+        return gate_diagnostics(self.shape, server, self.density)
+
+    @property
+    def all_reply_fields(self) -> frozenset[str]:
+        """The update and the mean gates."""
+        return frozenset({"update", "kept_gate", "default_gate"})
+
+    def public_support(self, packet: Packet, clock: Clock) -> Int64[Tensor, " m"] | None:
+        """Return None while searching, then the support of the broadcast."""
+        return None if self.is_searching(clock) else packet.support
+
+    @property
+    def engine_support(self) -> EngineSupport:
+        """Each update decides how many entries its reply has."""
+        return EngineSupport(vector_fields=("weights", "log_alpha"), replies_have_equal_length=lambda _: False)
 
 
-def telling(sizes: Float[Tensor, "k p"], most: int, layout: Layout) -> Float[Tensor, " k"]:
-    """The part of all magnitudes, free coordinates apart, that tells most of a vector when sent as signs: at most so many of them."""
-    return (best_sign_count(sizes[..., : layout.num_gated], most) / layout.num_gated).to(torch.float32)
-
-
-def two_means(log_alpha: Float[Tensor, "*k p"], chosen: Bool[Tensor, "*k p"], layout: Layout) -> dict[str, Float[Tensor, "*k"]]:
-    """The mean log_alpha of what was chosen and of the rest, free coordinates apart: all that a message says of the gates."""
-    inside, log_alpha = chosen[..., : layout.num_gated].to(log_alpha), log_alpha[..., : layout.num_gated]
-    total, kept = log_alpha.sum(-1), (log_alpha * inside).sum(-1)
-    count = inside.sum(-1)
-    on, off = kept / count.clamp_min(1), (total - kept) / (layout.num_gated - count).clamp_min(1)
+def mean_gates(log_alpha: Float[Tensor, "*k p"], mask: Bool[Tensor, "*k p"], layout: Layout) -> dict[str, Float[Tensor, "*k"]]:
+    """Return the mean log_alpha on and off the mask, without ungated coordinates."""
+    inside, log_alpha = mask[..., : layout.num_gated].to(log_alpha), log_alpha[..., : layout.num_gated]
+    total, kept, num_inside = log_alpha.sum(-1), (log_alpha * inside).sum(-1), inside.sum(-1)
+    on, off = kept / num_inside.clamp_min(1), (total - kept) / (layout.num_gated - num_inside).clamp_min(1)
     return {"kept_gate": on.to(torch.float32), "default_gate": off.to(torch.float32)}

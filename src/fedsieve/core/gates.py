@@ -10,9 +10,10 @@ from math import log
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
+from fedsieve.core.budgets import sum_within_groups
 from fedsieve.kernels import accelerated
 
 LOG_ALPHA_LIMIT = 12.0
@@ -71,6 +72,26 @@ def chain_rule(
 ) -> tuple[Float[Tensor, "*k n"], Float[Tensor, "*k n"]]:
     """The gradients in theta~ and phi, g z and g theta~ dz/dphi, from the gradient g in theta = theta~ z."""
     return gradient * gate.value, gradient * weights * gate.derivative
+
+
+@accelerated(
+    "vector", "saliency_step", tensors=("weights", "log_alpha", "gradient", "gate", "step_size"), condition=lambda *args: args[-1] is None
+)
+def saliency_step(
+    weights: Float[Tensor, "k n"],
+    log_alpha: Float[Tensor, "k n"],
+    gradient: Float[Tensor, "k n"],
+    gate: Float[Tensor, "k n"],
+    step_size: Float[Tensor, "k 1"],
+    gate_rate: float,
+    num_kept: int,
+    limit: float = LOG_ALPHA_LIMIT,
+    groups: Int64[Tensor, " n"] | None = None,
+) -> tuple[Float[Tensor, "k n"], Float[Tensor, "k n"]]:
+    """theta~ - eta z g, and log_alpha - gate_rate s / rms(s), clamped, with the saliency s = theta~ g and its rms over m entries."""
+    saliency = sum_within_groups(weights * gradient, groups)
+    rms = (saliency.square().sum(-1, keepdim=True) / num_kept).sqrt().clamp_min(torch.finfo(saliency.dtype).tiny)
+    return weights - step_size * gate * gradient, (log_alpha - gate_rate * saliency / rms).clamp_(-limit, limit)
 
 
 def _from_logits(shape: HardConcrete, logits: Float[Tensor, "*k n"]) -> Gates:

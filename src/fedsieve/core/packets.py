@@ -12,8 +12,6 @@ from fedsieve.core.random import Draw
 
 GATE_FIELDS = frozenset({"gates", "gate", "log_alpha", "kept_gate", "default_gate", "multiplier"})
 """Fields and scalars that are gates or their multiplier: they have their own limits and their own mean."""
-FRACTION_SCALARS = frozenset({"signs", "spread", "width", "pace"})
-"""Scalars that are fractions between 0 and 1, neither gates nor weights."""
 
 
 class SparseVector(NamedTuple):
@@ -98,6 +96,11 @@ class Packet(NamedTuple):
         }
         scalars = {name: value[None] for name, value in self.scalars.items()}
         return Packet(self.size, None if self.support is None else self.support[None], fields, scalars)
+
+    @property
+    def stack_size(self) -> int:
+        """Number of packets in a stack."""
+        return len(next(iter(self.fields.values())).codes)
 
     @property
     def schema(self) -> tuple[Any, ...]:

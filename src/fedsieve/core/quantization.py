@@ -1,11 +1,11 @@
 """Rounding of the values of a message, from float32 to 1 bit. It changes the result, so it is part of the algorithm."""
 
 from enum import IntEnum
-from math import inf
+from math import inf, lgamma, log
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Float32, Int8, Int64
+from jaxtyping import Float, Float32, Int8
 from torch import Tensor
 
 from fedsieve.core.random import Draw
@@ -37,6 +37,10 @@ LEVELS_BY_BITS = {8: Coding.LEVELS8, 4: Coding.LEVELS4}
 MIDPOINT_BY_BITS = {8: Coding.MIDPOINT8, 4: Coding.MIDPOINT4}
 ALLOWED_BITS = (32, 16, 8, 4)
 """Bits per value of a message: 32 and 16 are floats, 8 and 4 are levels with one scale per packet."""
+
+
+CODE_BITS = (8, 4, 1)
+"""Bits per value between which `choose_code` chooses."""
 
 
 class QuantizedField(NamedTuple):
@@ -100,13 +104,62 @@ def quantize_signs(values: Float[Tensor, "*k m"]) -> QuantizedField:
     return QuantizedField(torch.where(values < 0, -1, 1).to(torch.int8), scale, Coding.SIGNS)
 
 
-def best_sign_count(magnitudes: Float[Tensor, "*k n"], max_count: int) -> Int64[Tensor, "*k"]:
-    """The number k <= max_count of largest magnitudes for which signs and their mean magnitude approximate the vector best.
+class Code(NamedTuple):
+    """How a message encodes a vector: its largest entries, each with this number of bits."""
 
-    The squared error is |v|^2 - (sum_{i <= k} |v_i|)^2 / k, with v sorted by magnitude.
+    bits: int
+    num_entries: int
+
+
+def choose_code(
+    vector: Float[Tensor, " n"], importance: Float[Tensor, " n"], max_bytes: float, allowed_bits: tuple[int, ...] = CODE_BITS
+) -> Code:
+    """Return the number of entries and the bits per value that leave the least energy of a vector unexplained.
+
+    Positions and values together have at most `max_bytes` bytes. The energy is that of v, the vector times its importance. With v sorted
+    by magnitude, k signs and their mean magnitude explain (sum_{i <= k} |v_i|)^2 / k; b-bit levels explain the sum of v_i^2 minus the
+    variance of their stochastic rounding.
     """
-    explained = magnitudes.topk(max_count).values.cumsum(-1).square() / torch.arange(1, max_count + 1, device=magnitudes.device)
-    return explained.argmax(-1) + 1
+    size, max_bits = len(vector), 8 * max_bytes
+    limits = {bits: size if size * bits <= max_bits else max_entries(size, bits, max_bits) for bits in allowed_bits}
+    ordered = (vector * importance).abs().topk(max(limits.values())).values.to(torch.float64)
+    best, best_energy = Code(allowed_bits[0], 1), -inf
+    for bits, limit in limits.items():
+        top = ordered[:limit]
+        if bits == 1:
+            explained = top.cumsum(0).square() / torch.arange(1, limit + 1, device=top.device)
+        else:
+            explained = (top.square() - rounding_variance(top, bits)).cumsum(0)
+        if limit == size:  # all entries need no positions; a part of them does
+            explained[max_entries(size, bits, max_bits) : -1] = -inf
+        energy, index = explained.max(0)
+        if float(energy) > best_energy:
+            best, best_energy = Code(bits, int(index) + 1), float(energy)
+    return best
+
+
+def rounding_variance(magnitudes: Float[Tensor, " n"], bits: int) -> Float[Tensor, " n"]:
+    """Return the variance of each value after `quantize` to zero-free levels; the first value is the largest."""
+    scale = magnitudes[0].clamp_min(torch.finfo(magnitudes.dtype).tiny) / (2 ** (bits - 1) - 0.5)
+    fraction = (magnitudes / scale + 0.5).frac()
+    return scale.square() * fraction * (1 - fraction)
+
+
+def max_entries(size: int, bits: int, max_bits: float) -> int:
+    """Return the largest number of entries, from 1 to half of them, whose positions and values fit into `max_bits`."""
+    low, high = 1, max(size // 2, 1)  # up to a half the number of bits increases with every entry
+    while low < high:
+        middle = (low + high + 1) // 2
+        if middle * bits + position_bits(middle, size) <= max_bits:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def position_bits(num_entries: int, size: int) -> float:
+    """Return log2 of the number of subsets with `num_entries` of `size` positions."""
+    return (lgamma(size + 1) - lgamma(num_entries + 1) - lgamma(size - num_entries + 1)) / log(2)
 
 
 def quantize_gates(gates: Float[Tensor, "*k m"], bits: int, draw: Draw, purpose: str) -> QuantizedField:

@@ -10,14 +10,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedsieve.core.gates import LOG_ALPHA_LIMIT
-from fedsieve.core.packets import FRACTION_SCALARS, GATE_FIELDS, Packet, SparseVector
+from fedsieve.core.packets import GATE_FIELDS, Packet, SparseVector
 from fedsieve.core.quantization import SCALED_CODINGS, Coding, QuantizedField
 from fedsieve.core.types import Algorithm, Clock, ExchangeResult, Reply, StackedReplies, stack_replies
 
 CODE_DTYPES = {Coding.FLOAT32: torch.float32, Coding.FLOAT16: torch.float16, Coding.UNIT8: torch.uint8}
 """Data types of codes; all other codings use int8."""
-NOT_WEIGHTS = GATE_FIELDS | FRACTION_SCALARS
-"""Fields and scalars that do not count in the norm of an update."""
 MAX_GATE_MAGNITUDE = 1.01 * LOG_ALPHA_LIMIT
 """Limit of gates and log_alpha in a message, with 1 % for rounding."""
 
@@ -75,7 +73,7 @@ def _norm_outliers(algorithm: Algorithm, packet: Packet, replies: Sequence[Reply
     if max_norm_ratio == inf or not replies:
         return [False] * len(replies)
     parts, stack = algorithm.decode_sparse(packet, dtype), stack_replies(replies)
-    sent = {name: part.densify(None, packet.size) for name, part in parts.items() if name not in NOT_WEIGHTS}
+    sent = {name: part.densify(None, packet.size) for name, part in parts.items() if name not in GATE_FIELDS}
     packets = [reply.packet.unsqueeze() for reply in replies] if stack is None else [stack]
     norms = torch.cat([_delta_norms(algorithm.decode_sparse(stacked, dtype), sent, packet.size) for stacked in packets])
     return ((norms > max_norm_ratio * norms.nanmedian()) & (norms > _delta_norms(parts, {}, packet.size))).tolist()
@@ -83,7 +81,7 @@ def _norm_outliers(algorithm: Algorithm, packet: Packet, replies: Sequence[Reply
 
 def _delta_norms(vectors: dict[str, SparseVector], broadcast: dict[str, Tensor], size: int) -> Float[Tensor, "*k"]:
     """The norm of each client's difference to the broadcast over all fields except gates and fractions."""
-    distances = [part.distance_to(broadcast.get(name), size) for name, part in vectors.items() if name not in NOT_WEIGHTS]
+    distances = [part.distance_to(broadcast.get(name), size) for name, part in vectors.items() if name not in GATE_FIELDS]
     return torch.stack(distances).square().sum(0).sqrt()
 
 
@@ -111,10 +109,6 @@ def _find_error(
     largest += [float(scalar.abs().amax()) for name, scalar in reply.scalars.items() if name in GATE_FIELDS]
     if any(size > MAX_GATE_MAGNITUDE for size in largest):
         return f"a gate is outside its limits: log_alpha stays within +-{LOG_ALPHA_LIMIT:g}"
-    for name in FRACTION_SCALARS & reply.scalars.keys():
-        share = reply.scalars[name]
-        if not ((share >= 0) & (share <= 1)).all():
-            return f"{name} is a part of all and lies between 0 and 1"
     scales = [values.scale for values in reply.fields.values() if values.scale is not None]
     floats = [values.codes.numpy(force=True) for values in reply.fields.values() if values.scale is None]
     few = [number for tensor in (*scales, *reply.scalars.values()) for number in tensor.reshape(-1).tolist()]  # faster than NumPy

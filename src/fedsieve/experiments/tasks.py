@@ -1,7 +1,7 @@
 """The tasks by name: their data, their objective and their default options."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,6 @@ import numpy as np
 from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.algorithms.defaults import NETWORK_DEFAULTS, recipe_options, select_supported
 from fedsieve.algorithms.recipes import Recipe
-from fedsieve.algorithms.sieve_rules import Ending, Uplink
 from fedsieve.data import builtin, user_files, user_partition
 from fedsieve.data.builtin import BuiltinFiles
 from fedsieve.data.federated_dataset import FederatedDataset
@@ -27,8 +26,6 @@ MAX_CLASS_VALUES = 20
 """The maximum number of distinct integers for which a target looks like classes."""
 MIN_COHORT = 10
 """The minimum cohort size on a user's data, or all clients: a round with one client follows that client (decision F11)."""
-USER_DATA_SIEVE = {"uplink": Uplink.WEIGHTS, "ending": Ending.FROZEN}
-"""Options of sieve on a user's data (estimators, `fit`, task file): numbers instead of signs, no gate noise at the end (H6)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +46,6 @@ class Task:
     density: float = 0.05
     is_network: bool = False
     """whether algorithms have the defaults for networks"""
-    sieve: Mapping[str, Any] = field(default_factory=dict)
-    """options of sieve that differ from its defaults, for a user's data"""
 
     @property
     def metric(self) -> str:
@@ -138,7 +133,6 @@ def file_task(data: UserFiles, model: str | None) -> Task:
         partition=Partition.QUANTITY if classes is None else Partition.LABEL,
         min_cohort=MIN_COHORT,
         is_network=module,
-        sieve=USER_DATA_SIEVE,
     )
 
 
@@ -191,7 +185,6 @@ TASKS = {
         data_options=UserFiles,
         load=user_partition.load_user_dataset,
         make_objective=lambda *_: None,  # pyright: ignore[reportArgumentType]  # `get_task` replaces this entry before it is used
-        sieve=USER_DATA_SIEVE,
     ),
 }
 
@@ -199,9 +192,9 @@ TASKS = {
 def default_options(
     task: Task, algorithm_type: type[BaseAlgorithm], model: str | None, recipe: Recipe = Recipe.RECOMMENDED
 ) -> dict[str, Any]:
-    """Return the options of an algorithm that differ from its defaults: networks, sieve on a user's data and recipes have some."""
+    """Return the options of an algorithm that differ from its defaults: networks and recipes have some."""
     is_network = task.is_network or (model is not None and ":" in model)
-    options = (NETWORK_DEFAULTS if is_network else {}) | (task.sieve if algorithm_type.holds_everywhere else {})
+    options = NETWORK_DEFAULTS if is_network else {}
     return select_supported(algorithm_type, options) | recipe_options(algorithm_type, recipe, task.loss)
 
 

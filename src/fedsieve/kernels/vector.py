@@ -212,6 +212,37 @@ def gated_sgd_step(shape, weights, log_alpha, gradient, gate, step_size, multipl
     return new_weights, new_log_alpha
 
 
+@compile_kernel(*[ADDRESS] * 7, int64, int64, float32, float32, float32, float32, reassociate=True)
+def _saliency_step(
+    weights, log_alpha, gradient, gate, step_size, new_weights, new_log_alpha, num_clients, size, rate, num_kept, limit, tiny
+):
+    prefer_512_bit()
+    weights, log_alpha, gradient = (
+        as_matrix(weights, num_clients, size),
+        as_matrix(log_alpha, num_clients, size),
+        as_matrix(gradient, num_clients, size),
+    )
+    gate, new_weights = as_matrix(gate, num_clients, size), as_matrix(new_weights, num_clients, size)
+    new_log_alpha = as_matrix(new_log_alpha, num_clients, size)
+    for k in range(num_clients):
+        along, total = as_vector(step_size, num_clients)[k], f32(0)
+        for i in range(size):
+            saliency = weights[k, i] * gradient[k, i]
+            total += saliency * saliency
+        scale = rate / max(np.sqrt(total / num_kept), tiny)
+        for i in range(size):
+            new_log_alpha[k, i] = clip(log_alpha[k, i] - scale * (weights[k, i] * gradient[k, i]), limit)
+            new_weights[k, i] = weights[k, i] - along * (gradient[k, i] * gate[k, i])
+
+
+def saliency_step(weights, log_alpha, gradient, gate, step_size, gate_rate, num_kept, limit, _groups):
+    """Kernel of `gates.saliency_step`."""
+    new_weights, new_log_alpha = torch.empty_like(weights), torch.empty_like(weights)
+    vectors = addresses(weights, log_alpha, gradient, gate, step_size, new_weights, new_log_alpha)
+    _saliency_step(*vectors, *weights.shape, gate_rate, num_kept, limit, TINY)
+    return new_weights, new_log_alpha
+
+
 @compile_kernel(*[ADDRESS] * 6, int64)
 def _chain_rule(gradient, weights, value, derivative, weight_gradient, gate_gradient, size):
     gradient, weights = as_vector(gradient, size), as_vector(weights, size)

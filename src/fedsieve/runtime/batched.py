@@ -37,12 +37,11 @@ class BatchedEngine:
         """Send the packet to the clients and return their replies."""
         message_id, received = self.context.message_id(clock), self.context.resolve_seed(packet, clock)
         downlink = wire.measure_traffic(wire.encode_stack(packet, 1, message_id) * len(clients))
-        chunks = list(self._cache_sized_chunks(clients))
         stacks, uplink = [], Traffic()
-        for chunk, replies in zip(chunks, self.client_engine.train(received, clock, chunks), strict=True):
+        for replies in self.client_engine.train(received, clock, self._cache_sized_chunks(clients)):
             stacks.append(replies)
             if not self.sample_bytes:
-                uplink = uplink + wire.measure_traffic(wire.encode_stack(replies, len(chunk), message_id, received.support))
+                uplink = uplink + wire.measure_traffic(wire.encode_stack(replies, replies.stack_size, message_id, received.support))
             elif len(stacks) == 1:
                 uplink = wire.measure_traffic(wire.encode_stack(replies.unstack()[0], 1, message_id, received.support) * len(clients))
         counts = [self.data.num_examples(client) for client in clients]
@@ -52,12 +51,11 @@ class BatchedEngine:
         return ExchangeResult([Reply(*reply) for reply in zip(clients, packets, counts, strict=True)], [], downlink, uplink)
 
     def _cache_sized_chunks(self, clients: Sequence[int]) -> Iterator[list[int]]:
-        """Yield clients that can be stacked and fit into the cache together, in order; clients with sparse examples one by one."""
+        """Yield clients that fit into the cache together, in order; clients with sparse examples one by one."""
         context, data = self.context, self.data
         batch_size, layout = context.workload.batch_size, context.objective.layout
-        one_by_one = data.is_sparse or not context.can_stack_replies
         for size, group in groupby(clients, key=lambda client: batch_size or data.num_examples(client)):
             members = list(group)
             floats = size * data.num_features + VECTORS_PER_CLIENT * layout.size
-            width = 1 if one_by_one else max(1, CACHE_FLOATS // floats)
+            width = 1 if data.is_sparse else max(1, CACHE_FLOATS // floats)
             yield from (members[i : i + width] for i in range(0, len(members), width))

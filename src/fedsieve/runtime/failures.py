@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedsieve.core.budgets import floor_of_decimal
 from fedsieve.core.gates import LOG_ALPHA_LIMIT
-from fedsieve.core.packets import FRACTION_SCALARS, GATE_FIELDS, Packet
+from fedsieve.core.packets import GATE_FIELDS, Packet
 from fedsieve.core.quantization import Coding, QuantizedField
 from fedsieve.core.random import derive_key, generator, uniforms
 from fedsieve.core.types import Clock, Exchange, ExchangeResult, Reply, Traffic
@@ -151,7 +151,7 @@ class FaultyExchange:
                 attacked = base + scale * torch.linalg.vector_norm(delta) / len(delta) ** 0.5 * noise
             case Attack.NAN:
                 return torch.full_like(honest, torch.nan)
-        if name == "gates" or name in FRACTION_SCALARS:
+        if name == "gates":
             return attacked.clamp(0.0, 1.0)
         return attacked.clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT) if name in GATE_FIELDS else attacked
 

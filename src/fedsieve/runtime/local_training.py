@@ -23,7 +23,7 @@ class ClientEngine:
     data: ClientData
 
     def train(self, packet: Packet, clock: Clock, stacks: Iterable[list[int]]) -> Iterator[Packet]:
-        """Take the local steps of one exchange and yield the replies of each stack of clients, stacked."""
+        """Take the local steps of one exchange and yield stacks of replies: as the clients were stacked, or one by one."""
         context, algorithm, objective, workload = self.context, self.context.algorithm, self.context.objective, self.context.workload
         state = algorithm.client_init(packet, objective.layout, clock, context.dtype)
         sampler = partial(client_sampler, context.seed, clock.round, clock.exchange, dtype=context.dtype, device=context.device)
@@ -34,7 +34,12 @@ class ClientEngine:
                 seeds = module_seeds(context.seed, clock, step, clients) if objective.has_random_layers else None
                 batch = batch._replace(smoothness=smoothness, module_seeds=seeds)
                 client = algorithm.client_step(objective, client, batch, clock, sampler(step, clients))
-            yield algorithm.client_reply(client, clock, sampler(workload.local_steps, clients))
+            if context.can_stack_replies:
+                yield algorithm.client_reply(client, clock, sampler(workload.local_steps, clients))
+                continue
+            for i, name in enumerate(clients):
+                one = type(state)(*(part[i : i + 1] if isinstance(part, Tensor) else part for part in client))
+                yield algorithm.client_reply(one, clock, sampler(workload.local_steps, [name]))
 
 
 def module_seeds(seed: int, clock: Clock, step: int, clients: list[int]) -> list[int]:

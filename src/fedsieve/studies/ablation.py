@@ -4,8 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedsieve.algorithms.base import BaseAlgorithm
-from fedsieve.algorithms.sieve_rules import Ending, Uplink
-from fedsieve.core.optimizers import Optimizer
+from fedsieve.core.constraint import DualUpdate
 from fedsieve.studies import equal_bytes, paper
 from fedsieve.studies.results import DEFAULT_VARIANT, REFERENCE_ALGORITHM
 from fedsieve.studies.runner import Condition, Study
@@ -15,16 +14,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     DEFAULT_VARIANT: {},
     "gates not learned": {"gate_rate": 0.0},
     "no error feedback": {"residual_decay": 0.0},
-    "uplink sends signs": {"uplink": Uplink.UPDATES},
-    "uplink sends weights": {"uplink": Uplink.WEIGHTS},
-    "as many signs as kept weights": {"reach": 1.0},
-    "eight bits": {"bits": 8},
-    "no polishing": {"search": 1.0},
-    "polishing from half of the rounds": {"search": 0.5},
-    "support frozen": {"ending": Ending.FROZEN},
-    "gates start at .2": {"initial_gate_probability": 0.2},
-    "momentum at the server": {"server_optimizer": Optimizer.MOMENTUM, "server_momentum": 0.3},
-    "Adam at the server": {"server_optimizer": Optimizer.ADAM, "server_learning_rate": 0.01},
+    "signs only": {"reply_bits": 1},
+    "numbers only": {"reply_bits": 8},
+    "no dual": {"dual_update": DualUpdate.OFF},
+    "no annealing": {"initial_gate_probability": 0.001},
+    "no refinement": {"search_fraction": 1.0},
 }
 """The options of each variant that differ from the defaults."""
 FAST_REAL_TASKS = ("mnist", "emnist", "rcv1")

@@ -31,7 +31,7 @@ VERSION = 1
 FIELD_NAMES = ("theta", "gates", "log_alpha", "weights", "gradient", "gate_gradient", "update")
 GATE_TRAFFIC_FIELDS = frozenset({"gates", "log_alpha", "gate_gradient"})
 """Fields of gates; all other fields are of weights."""
-SCALAR_NAMES = ("default_gate", "multiplier", "kept_gate", "signs", "spread", "width", "pace")
+SCALAR_NAMES = ("default_gate", "multiplier", "kept_gate")
 CHECKSUM_BYTES = 4
 MAX_SIZE = 1 << 31
 NUMPY_DTYPES = {Coding.FLOAT32: "<f4", Coding.FLOAT16: "<f2", Coding.UNIT8: "u1"}
