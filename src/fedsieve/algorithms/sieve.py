@@ -63,7 +63,7 @@ class Sieve(BaseAlgorithm):
     client_weighting: ClientWeighting = field(default=ClientWeighting.SQRT, metadata={"section": "federation"})
     bits: Literal[32, 16, 8, 4] = 4
     """bits per value of broadcasts while searching (afterwards at least 8), and of replies after the search"""
-    server_learning_rate: float = 2.0
+    server_learning_rate: float = 3.0
     """the server's step along the mean update while searching: above 1, because replies hold only a part of each update"""
     residual_decay: float = 0.97
     """fraction of the weights left out of a broadcast that the server keeps for the next round (error feedback)"""
