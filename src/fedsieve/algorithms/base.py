@@ -27,7 +27,7 @@ from fedsieve.core.budgets import Budget, BudgetRule
 from fedsieve.core.optimizers import Moments, Optimizer, StepRule
 from fedsieve.core.packets import GATE_FIELDS, Packet, SparseVector
 from fedsieve.core.private_mean import GaussianMechanism, private_mean
-from fedsieve.core.quantization import ALLOWED_BITS
+from fedsieve.core.quantization import ALLOWED_BITS, choose_code, quantize_signs
 from fedsieve.core.random import Draw
 from fedsieve.core.robust_aggregation import robust_aggregate
 from fedsieve.core.schedules import DensitySchedule
@@ -277,6 +277,25 @@ class BaseAlgorithm(Algorithm, ABC):
         return optimizers.clip_norm(gradient, self.max_gradient_norm), self.step_size(objective, loss, gradient, batch, clock)
 
     # Messages
+
+    def encode_best(
+        self,
+        name: str,
+        vector: Float[Tensor, "1 p"],
+        importance: Float[Tensor, "1 p"],
+        layout: Layout,
+        max_bytes: float,
+        allowed_bits: tuple[int, ...],
+        draw: Draw,
+    ) -> Packet:
+        """Return a message with the entries of one vector, and the bits per value, that explain most of it within `max_bytes`."""
+        code = choose_code(vector[0, : layout.num_gated], importance[0, : layout.num_gated], max_bytes, allowed_bits)
+        mask = topk.top_mask((vector * importance).abs(), self.allocate(layout, code.num_entries), layout.groups)
+        support = topk.mask_to_indices(mask)
+        packet = sparse_packet(support, {name: vector}, max(code.bits, 4), draw)
+        if code.bits == 1:
+            packet.fields[name] = quantize_signs(vector.gather(-1, support))
+        return packet
 
     def decode_dense(
         self, packet: Packet, dtype: torch.dtype, background: Mapping[str, Tensor] | None = None

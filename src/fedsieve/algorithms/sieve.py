@@ -24,7 +24,7 @@ from fedsieve.core.aggregation import ClientWeighting
 from fedsieve.core.constraint import DualUpdate
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT, HardConcrete
 from fedsieve.core.packets import Packet, sparse_packet
-from fedsieve.core.quantization import CODE_BITS, choose_code, position_bits, quantize_signs
+from fedsieve.core.quantization import CODE_BITS, position_bits
 from fedsieve.core.random import Draw
 from fedsieve.core.types import Batch, Clock, EngineSupport, Layout, Objective, Reply
 
@@ -57,7 +57,6 @@ class Sieve(BaseAlgorithm):
     shape: ClassVar[HardConcrete] = HardConcrete()
     """the distribution of the gates"""
     unsupported_options: ClassVar[frozenset[str]] = frozenset({"server_optimizer", "server_momentum"})
-
     learning_rate: float = 2.0
     batch_size: int | Literal["all"] = 64
     client_weighting: ClientWeighting = field(default=ClientWeighting.SQRT, metadata={"section": "federation"})
@@ -138,9 +137,8 @@ class Sieve(BaseAlgorithm):
         step_size = self.step_size(objective, loss, gradient, batch, clock)
         gradient = optimizers.clip_norm(gradient, self.max_gradient_norm)
         num_kept, limit = client.packet.fields["weights"].codes.shape[-1], LOG_ALPHA_LIMIT
-        weights, log_alpha = gates.saliency_step(
-            weights, log_alpha, gradient, gate, step_size, self.gate_rate, num_kept, limit, layout.groups
-        )
+        step = (gradient, gate, step_size, self.gate_rate, num_kept, limit, layout.groups)
+        weights, log_alpha = gates.saliency_step(weights, log_alpha, *step)
         return client._replace(weights=weights, log_alpha=open_ungated(log_alpha, layout))
 
     def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
@@ -148,26 +146,17 @@ class Sieve(BaseAlgorithm):
         weights, log_alpha, layout = client.weights, client.log_alpha, client.layout
         update = weights - client.packet.field_dense("weights", weights.dtype)
         if self.is_searching(clock):
-            packet = self.encode_update(update, log_alpha, layout, clock, draw)
+            num_kept, allowed_bits = (
+                budgets.num_kept(self.message_density(clock), layout.num_gated),
+                CODE_BITS if self.reply_bits == "best" else (self.reply_bits,),
+            )
+            max_bytes = self.reply_budget * (num_kept + position_bits(num_kept, layout.num_gated) / 8)
+            probability = gates.active_probability(self.shape, log_alpha)
+            packet = self.encode_best("update", update, probability, layout, max_bytes, allowed_bits, draw)
         else:
             mask = (client.packet.support_mask(weights.dtype) > 0).expand_as(weights)
             packet = sparse_packet(topk.mask_to_indices(mask), {"update": update}, self.bits, draw)
         packet.scalars.update(mean_gates(log_alpha, self.support_mask(weights, log_alpha, layout, clock), layout))
-        return packet
-
-    def encode_update(
-        self, update: Float[Tensor, "1 p"], log_alpha: Float[Tensor, "1 p"], layout: Layout, clock: Clock, draw: Draw
-    ) -> Packet:
-        """Return the entries of the update, and the bits of their values, that explain most of it within the reply's bytes."""
-        size, probability = layout.num_gated, gates.active_probability(self.shape, log_alpha)
-        num_kept = budgets.num_kept(self.message_density(clock), size)
-        max_bytes = self.reply_budget * (num_kept + position_bits(num_kept, size) / 8)
-        allowed_bits = CODE_BITS if self.reply_bits == "best" else (self.reply_bits,)
-        code = choose_code(update[0, :size], probability[0, :size], max_bytes, allowed_bits)
-        support = topk.mask_to_indices(topk.top_mask((update * probability).abs(), self.allocate(layout, code.num_entries), layout.groups))
-        packet = sparse_packet(support, {"update": update}, max(code.bits, 4), draw)
-        if code.bits == 1:
-            packet.fields["update"] = quantize_signs(update.gather(-1, support))
         return packet
 
     def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
