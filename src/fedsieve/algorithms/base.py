@@ -25,7 +25,7 @@ from fedsieve.core.aggregation import (
 from fedsieve.core.batches import BatchSampling
 from fedsieve.core.budgets import Budget, BudgetRule
 from fedsieve.core.optimizers import Moments, Optimizer, StepRule
-from fedsieve.core.packets import GATE_FIELDS, Packet, SparseVector
+from fedsieve.core.packets import GATE_FIELDS, Packet, SparseVector, sparse_packet
 from fedsieve.core.private_mean import GaussianMechanism, private_mean
 from fedsieve.core.quantization import ALLOWED_BITS, choose_code, quantize_signs
 from fedsieve.core.random import Draw
