@@ -194,7 +194,7 @@ def default_options(
 ) -> dict[str, Any]:
     """Return the options of an algorithm that differ from its defaults: networks and recipes have some."""
     is_network = task.is_network or (model is not None and ":" in model)
-    options = NETWORK_DEFAULTS if is_network else {}
+    options: dict[str, Any] = NETWORK_DEFAULTS if is_network else {}
     return select_supported(algorithm_type, options) | recipe_options(algorithm_type, recipe, task.loss)
 
 
