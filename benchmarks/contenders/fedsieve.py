@@ -12,6 +12,7 @@ from fedsieve.algorithms.flops import Flops
 from fedsieve.algorithms.flops_pa import FlopsPA, GateNoise
 from fedsieve.core.optimizers import StepRule
 from fedsieve.core.reply_validation import ReplyLimits
+from fedsieve.core.schedules import DensitySchedule
 from fedsieve.core.types import Exchange, Objective
 from fedsieve.objectives.lenet import lenet
 from fedsieve.objectives.linear import Linear, Loss
@@ -25,7 +26,7 @@ MAX_ROUNDS = 100_000
 
 
 def build_algorithm(workload: Workload) -> BaseAlgorithm:
-    """Return the algorithm with plain SGD steps, which every contender supports."""
+    """Return the algorithm with plain SGD steps and messages of one size, which every contender supports."""
     shared = {
         "density": workload.density,
         "batch_size": workload.batch_size,
@@ -39,6 +40,7 @@ def build_algorithm(workload: Workload) -> BaseAlgorithm:
         local_steps=workload.local_steps,
         learning_rate=workload.learning_rate,
         step_rule=StepRule.CONSTANT,
+        density_schedule=DensitySchedule.CONSTANT,
         local_gate_noise=gates,
     )
 

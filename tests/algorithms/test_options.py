@@ -42,9 +42,9 @@ SWAPPED = {"step_rule": (StepRule.CONSTANT, StepRule.POLYAK), "density_schedule"
     ("density", "typed", "begins"), [(0.005, None, 0.03), (0.05, None, 0.3), (0.2, None, 0.3), (0.5, None, 0.5), (0.005, 0.3, 0.3)]
 )
 def test_a_falling_schedule_starts_at_the_default_multiple_of_its_target(density, typed, begins):
-    method = algorithm_class("fed-iter-ht")(density=density, initial_density=typed, **FALLING)
-    assert method.message_density(Clock(0, 100)) == pytest.approx(begins)
-    assert method.message_density(Clock(50, 100)) == density
+    algorithm = algorithm_class("fed-iter-ht")(density=density, initial_density=typed, **FALLING)
+    assert algorithm.message_density(Clock(0, 100)) == pytest.approx(begins)
+    assert algorithm.message_density(Clock(round(100 * algorithm.anneal_end), 100)) == density
 
 
 def test_an_annealed_density_falls_by_the_cube_of_the_rounds_left():
