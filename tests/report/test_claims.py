@@ -346,8 +346,10 @@ def read_by_label(study, key):
 
 
 def test_verdicts_survive_the_file():
-    found = [verdict for verdict in claims.evaluate_claims({"gates": gate_rows(0.05, setting="recommended")}) if verdict.checks]
-    document = json.loads(json.dumps(verdicts.to_document(found, scale="short", seeds=[0, 1], data="generated")))
+    studies = {"gates": gate_rows(0.05, setting="recommended")}
+    found = [verdict for verdict in claims.evaluate_claims(studies) if verdict.checks]
+    document = json.loads(json.dumps(claims.make_document(studies, "short")))
+    assert (document["scale"], document["versions"], document["seeds"]) == ("short", ["1.0"], [0, 1])
     assert verdicts.read_verdicts(document) == found
     assert "54. expected and test-time gates fall to the target | recommended | **holds** | 3 hold |" in verdicts.verdict_table(document)
 

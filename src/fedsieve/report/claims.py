@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf, log10
 from typing import Any, NamedTuple
 
-from fedsieve import __version__
 from fedsieve.report.tables import DENSITY_TOLERANCE, metric_name
 from fedsieve.report.verdicts import HOLDS, NOT_EVALUATED, UNDECIDED, Check, Verdict, judge, judge_range, make_verdict, to_document
 from fedsieve.studies import results
@@ -314,8 +313,9 @@ def evaluate_claims(studies: Studies) -> list[Verdict]:
 
 
 def make_document(studies: Studies, scale: str) -> dict[str, Any]:
-    """Return the content of claims.json: every claim that the rows can evaluate, with scale, version, seeds and data of the runs."""
+    """Return the content of claims.json: every claim that the rows can evaluate, with scale, versions, seeds and data of the runs."""
     evaluated = [verdict for verdict in evaluate_claims(studies) if verdict.verdict != NOT_EVALUATED]
     rows = [row for study in studies.values() for row in study]
-    about = {"scale": scale, "version": __version__, "seeds": results.distinct_seeds(rows), "data": results.describe_data(rows)}
+    versions = sorted({row["version"] for row in rows})
+    about = {"scale": scale, "versions": versions, "seeds": results.distinct_seeds(rows), "data": results.describe_data(rows)}
     return to_document(evaluated, **about)
