@@ -8,6 +8,7 @@ import torch
 
 from fedsieve.algorithms.flops import Flops
 from fedsieve.core import gates
+from fedsieve.core.aggregation import Aggregator
 from fedsieve.core.constraint import ConstraintScale, DualUpdate
 from fedsieve.core.optimizers import Optimizer, StepRule
 from fedsieve.core.packets import Packet, dense_packet
@@ -104,6 +105,14 @@ def test_server_learning_rates_fall_for_weights_and_gates_alike():
         torch.testing.assert_close(server.weights - after.weights, torch.full((12,), 0.1 * factor, dtype=torch.float64))
         torch.testing.assert_close(server.log_alpha - after.log_alpha, torch.full((12,), 0.2 * factor, dtype=torch.float64))
     assert factor < 0.5
+
+
+def test_robust_aggregation_is_of_the_gradients_themselves():
+    flops = Flops(server_optimizer=Optimizer.SGD, server_learning_rate=0.1, aggregator=Aggregator.MEDIAN, bits=32)
+    server, sent = server_for(flops), torch.randn(3, 2, 12, generator=torch.Generator().manual_seed(1))
+    replies = [Reply(k, dense_packet({"gradient": sent[k, 0], "gate_gradient": sent[k, 1]}, 32, draw()), 1) for k in range(3)]
+    after = flops.aggregate(server, flops.broadcast(server, CLOCK, draw()), replies, CLOCK, draw())
+    torch.testing.assert_close(after.weights, server.weights - 0.1 * sent[:, 0].median(0).values.double())
 
 
 def test_momentum_of_weights_and_gates_is_kept_apart():

@@ -382,6 +382,20 @@ def test_weights_that_no_message_named_are_alike_only_if_messages_contain_log_al
     assert replace(PLAIN, entropy=0.1).engine_support.fused_step is None
 
 
+@pytest.mark.parametrize("kind", GateNoise)
+def test_a_step_in_place_is_the_local_step(kind):
+    method = replace(PLAIN, local_gate_noise=kind, step_rule=StepRule.CONSTANT, learning_rate=0.05)
+    weights, log_alpha = state(1)
+    client = Client(weights, log_alpha, torch.tensor([0.5]).double(), OBJECTIVE.layout)
+    g = torch.Generator().manual_seed(4)
+    rows = Batch(*(torch.randn(*shape, generator=g, dtype=torch.float64) for shape in ((1, 8, 40), (1, 8))))
+    expected = method.client_step(OBJECTIVE, client, rows, CLOCK, stack_noise(1))
+    changed = client._replace(weights=weights.clone(), log_alpha=log_alpha.clone())
+    assert method.engine_support.fused_step(OBJECTIVE, changed, torch.arange(40), rows, CLOCK, stack_noise(1))
+    torch.testing.assert_close(changed.weights, expected.weights)
+    torch.testing.assert_close(changed.log_alpha, expected.log_alpha)
+
+
 @pytest.mark.parametrize(
     "recipe",
     [
