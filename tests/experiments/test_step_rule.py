@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from fedsieve.algorithms import ALGORITHMS, algorithm_class
+from fedsieve.algorithms.defaults import batches_per_round
 from fedsieve.core.types import Batch, Clock
 from fedsieve.data.partition import Partition
 from fedsieve.data.user_files import UserFiles
@@ -57,14 +58,13 @@ def test_a_loss_above_that_of_the_zero_model_counts_as_that(name):
     assert torch.equal(at_zero, above)
 
 
-@pytest.mark.parametrize("standardize", [True, False])
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_no_algorithm_diverges_on_a_table_of_its_user(tmp_path, name, table, standardize):
+def test_no_algorithm_diverges_on_a_table_of_its_user(tmp_path, name, table):
     x, y = table(np.random.default_rng(7))
     np.savez(tmp_path / "table.npz", x=x.astype(np.float32), y=y)
-    data = UserFiles(path=tmp_path / "table.npz", standardize=standardize)
-    value, numbers = final_value(RunConfig(task="file", algorithm_name=name, data=data, density=0.5, rounds=12))
+    data, batches = UserFiles(path=tmp_path / "table.npz", standardize=False), batches_per_round(algorithm_class(name), 10)
+    value, numbers = final_value(RunConfig(task="file", algorithm_name=name, data=data, density=0.5, rounds=4, algorithm=batches))
     assert np.isfinite(numbers).all()
     assert value > (-1 if y.dtype.kind == "f" else 0.2)
 
