@@ -76,7 +76,7 @@ def test_the_server_keeps_what_the_broadcast_left_out():
     residual = server.weights - sent
     for num_replies, shrinkage in ((5, 1.0), (2, 0.4**0.5)):
         after = SIEVE.aggregate(server, packet, [Reply(i, reply, 8) for i in range(num_replies)], SEARCH, draw())
-        expected = sent + SIEVE.server_learning_rate * shrinkage * update + SIEVE.residual_decay * residual
+        expected = sent + shrinkage * update + SIEVE.residual_decay * residual
         torch.testing.assert_close(after.weights, expected)
     refined = SIEVE.aggregate(server, packet, [Reply(0, reply, 8)], REFINE, draw())
     torch.testing.assert_close(refined.weights, sent + update + SIEVE.residual_decay * residual)
@@ -91,6 +91,16 @@ def test_diffuse_updates_become_signs_and_concentrated_ones_numbers(exponent, co
     reply = SIEVE.client_reply(client, SEARCH, draw())
     assert reply.fields["update"].coding is coding
     assert (reply.fields["update"].codes.shape[-1] > 12) == (coding is Coding.SIGNS)
+
+
+@pytest.mark.parametrize("bits", [8, 4, 1, "best"])
+def test_the_projection_of_a_reply_on_its_update_is_the_update(bits):
+    """With gates that are equally open, <reply, update> = |update|^2."""
+    _, packet, client = start_round()
+    update = torch.randn(1, 120, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    client = client._replace(weights=packet.field_dense("weights", torch.float64) + update)
+    reply = replace(SIEVE, reply_bits=bits).client_reply(client, SEARCH, draw()).field_dense("update", torch.float64)
+    torch.testing.assert_close((reply * update).sum(), update.square().sum(), rtol=1e-6, atol=0)
 
 
 def test_an_update_behind_a_closed_gate_is_not_sent():

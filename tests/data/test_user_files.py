@@ -143,11 +143,6 @@ def test_private_clients_never_send_means_without_noise():
         resolve(RunConfig(task="file", data=UserFiles(path=Path("rows.npz"), target="kind", standardize=True), model="torch.nn:Identity"))
 
 
-def test_default_options_depend_on_the_data_file(capsys):
-    main(["train", "--task", "file", "--data.path", "rows.npz", "--help"])
-    assert "frozen" in capsys.readouterr().out.split("[choices: exact,")[1].split("[default:")[1].split("]")[0]
-
-
 def test_integer_targets_that_may_be_classes_cause_a_note(tmp_path):
     lines = ["a,b,y", *(f"{a},{b},{int(a > b)}" for a, b in X[:, :2])]
     (tmp_path / "zero-one.csv").write_text("\n".join(lines))

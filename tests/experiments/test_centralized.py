@@ -10,7 +10,6 @@ from fedsieve.experiments.config import CentralizedSteps, FederationConfig, RunC
 from fedsieve.experiments.resolve import resolve
 from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
-from fedsieve.runtime.local_training import ClientEngine
 from helpers.algorithms import make_algorithm
 
 pytestmark = pytest.mark.usefixtures("few_test_rows")
@@ -24,22 +23,15 @@ FEDERATED = RunConfig(
 
 def count_gradients(monkeypatch, config):
     """The gradients of one mini-batch that a run computes, and the examples in them."""
-    counts, original = [], ClientEngine._train
+    run, counts = resolve(config), []
+    step = type(run.algorithm).client_step
 
-    def train(self, client, clock, clients):
-        algorithm, step = self.context.algorithm, self.context.algorithm.client_step
-
-        def client_step(objective, state, batch, *rest):
-            counts.append((len(clients), batch.y.numel()))
-            return step(objective, state, batch, *rest)
-
-        with monkeypatch.context() as inner:
-            inner.setattr(type(algorithm), "client_step", staticmethod(client_step))
-            return original(self, client, clock, clients)
+    def client_step(self, objective, client, batch, *rest):
+        counts.append((len(batch.y), batch.y.numel()))
+        return step(self, objective, client, batch, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ClientEngine, "_train", train)
-        run = resolve(config)
+        patch.setattr(type(run.algorithm), "client_step", client_step)
         assert len(list(run_rounds(run, Simulation(run)))) == run.rounds
     return tuple(map(sum, zip(*counts, strict=True)))
 

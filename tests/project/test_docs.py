@@ -32,7 +32,7 @@ def test_links_between_pages_lead_somewhere(page):
 
 def test_every_page_is_in_the_navigation():
     named = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE)
-    assert sorted(named) == [page.name for page in PAGES], "name the page in mkdocs.yml"
+    assert sorted([*named, "research-log.md"]) == [page.name for page in PAGES], "name the page in mkdocs.yml; the log has no entry"
 
 
 @pytest.fixture(scope="module")

@@ -288,13 +288,20 @@ class BaseAlgorithm(Algorithm, ABC):
         allowed_bits: tuple[int, ...],
         draw: Draw,
     ) -> Packet:
-        """Return a message with the entries of one vector, and the bits per value, that explain most of it within `max_bytes`."""
+        """Return a message with the entries of one vector, and the bits per value, that explain most of it within `max_bytes`.
+
+        The message is longer than the part of the vector that it holds, so that its projection on the vector is the whole vector: the
+        scale of EDEN (Vargaftik et al. 2022, arXiv 2108.08842).
+        """
         code = choose_code(vector[0, : layout.num_gated], importance[0, : layout.num_gated], max_bytes, allowed_bits)
         mask = topk.top_mask((vector * importance).abs(), self.allocate(layout, code.num_entries), layout.groups)
         support = topk.mask_to_indices(mask)
         packet = sparse_packet(support, {name: vector}, max(code.bits, 4), draw)
-        if code.bits == 1:
-            packet.fields[name] = quantize_signs(vector.gather(-1, support))
+        field = quantize_signs(vector.gather(-1, support)) if code.bits == 1 else packet.fields[name]
+        weighted = (vector * importance.square())[..., : layout.num_gated]
+        energy = (weighted * vector[..., : layout.num_gated]).sum(-1)
+        explained = (weighted * packet._replace(fields={name: field}).field_dense(name, vector.dtype)[..., : layout.num_gated]).sum(-1)
+        packet.fields[name] = field.stretch(torch.where(explained > 0, energy / explained, 1.0))
         return packet
 
     def decode_dense(

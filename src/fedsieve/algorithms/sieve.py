@@ -2,7 +2,7 @@
 
 1. The server keeps what a broadcast leaves out: theta <- sent + server_rate * mean update + residual_decay * (theta - sent).
 2. In a round log_alpha follows the saliency theta~ g; between rounds only its means on and off the support are kept.
-3. A reply has the bytes of m 8-bit entries; the update decides whether they hold many signs or few numbers (`choose_code`).
+3. A reply has the bytes of m 8-bit entries; the update decides whether they hold many signs or few numbers (`encode_best`).
 4. The expected density falls to the target, held in every round by one shift of log_alpha; in the last rounds the support is fixed.
 
 Prior work: signs of the top k with one magnitude, STC (Sattler et al. 2019, arXiv 1903.02891); error feedback (Karimireddy et al. 2019,
@@ -62,8 +62,6 @@ class Sieve(BaseAlgorithm):
     client_weighting: ClientWeighting = field(default=ClientWeighting.SQRT, metadata={"section": "federation"})
     bits: Literal[32, 16, 8, 4] = 4
     """bits per value of broadcasts while searching (afterwards at least 8), and of replies after the search"""
-    server_learning_rate: float = 3.0
-    """the server's step along the mean update while searching: above 1, because replies hold only a part of each update"""
     residual_decay: float = 0.97
     """fraction of the weights left out of a broadcast that the server keeps for the next round (error feedback)"""
     gate_rate: float = 0.3
@@ -163,7 +161,7 @@ class Sieve(BaseAlgorithm):
         """theta <- sent + server_rate * mean update + residual_decay * (theta - sent); then the dual, by bisection."""
         sent = packet.field_dense("weights", server.weights.dtype)
         mean = self.aggregate_replies(packet, replies, server.weights, clock, draw)
-        rate = self.server_learning_rate * min(len(replies) / FULL_COHORT, 1.0) ** 0.5 if self.is_searching(clock) else 1.0
+        rate = self.server_learning_rate * (min(len(replies) / FULL_COHORT, 1.0) ** 0.5 if self.is_searching(clock) else 1.0)
         weights = sent + rate * mean["update"] + self.residual_decay * (server.weights - sent)
         mask = self.support_mask(weights, server.log_alpha, server.layout, clock)
         gate_means = torch.cat((mean["kept_gate"], mean["default_gate"]))

@@ -57,6 +57,11 @@ class QuantizedField(NamedTuple):
         """The number added to a code before it is multiplied by the scale."""
         return 0.5 if self.coding in MIDPOINT_CODINGS else 0.0
 
+    def stretch(self, factor: Float[Tensor, "*k"]) -> "QuantizedField":
+        """The field with all decoded values multiplied by a factor; it must have a scale."""
+        assert self.scale is not None
+        return self._replace(scale=(self.scale * factor).to(torch.float32))
+
     def decode(self, dtype: torch.dtype) -> Tensor:
         """The values that the receiver decodes."""
         if self.coding is Coding.UNIT8:
