@@ -79,7 +79,7 @@ def test_units_of_the_features_do_not_matter():
     one = SparseFederatedClassifier(0.2, rounds=5, random_state=0).fit(x, y)
     other = SparseFederatedClassifier(0.2, rounds=5, random_state=0).fit(x * 1024 + 2048, y)
     np.testing.assert_array_equal(one.get_support(), other.get_support())
-    np.testing.assert_allclose(one.predict_proba(x), other.predict_proba(x * 1024 + 2048), atol=1e-2)
+    np.testing.assert_allclose(one.predict_proba(x), other.predict_proba(x * 1024 + 2048), atol=5e-2)
 
 
 def test_federated_scales_are_those_of_all_examples_together():

@@ -128,7 +128,7 @@ class BaseAlgorithm(Algorithm, ABC):
             anneal_start=self.anneal_start,
             anneal_end=self.anneal_end,
         )
-        if self.resolved_schedule is not DensitySchedule.CONSTANT and not self.anneal_start < self.anneal_end:
+        if self.density_schedule is not DensitySchedule.CONSTANT and not self.anneal_start < self.anneal_end:
             raise ValueError(f"algorithm.anneal-start {self.anneal_start:g} must be before algorithm.anneal-end {self.anneal_end:g}")
         if not 0 <= self.max_malicious_fraction < 0.5:
             raise ValueError(
@@ -197,14 +197,9 @@ class BaseAlgorithm(Algorithm, ABC):
     @property
     def milestones(self) -> dict[str, float]:
         """The fractions of the rounds after which the algorithm changes its behaviour, by description."""
-        if self.resolved_schedule is DensitySchedule.CONSTANT:
+        if self.density_schedule is DensitySchedule.CONSTANT:
             return {}
         return {"schedule begins": self.anneal_start, "schedule ends": self.anneal_end}
-
-    @property
-    def resolved_schedule(self) -> DensitySchedule:
-        """The schedule of the density of messages."""
-        return self.density_schedule
 
     @property
     def initial_message_density(self) -> float:
@@ -215,7 +210,7 @@ class BaseAlgorithm(Algorithm, ABC):
         """Return the density of this round's messages: 1 during warm-up, then constant or a cubic decrease (Zhu & Gupta 2017)."""
         if clock.round < self.warmup:
             return 1.0
-        if self.resolved_schedule is DensitySchedule.CONSTANT:
+        if self.density_schedule is DensitySchedule.CONSTANT:
             return self.density
         begin = self.anneal_start * clock.num_rounds
         progress = (clock.round - begin) / max(self.anneal_end * clock.num_rounds - begin, 1)
@@ -287,6 +282,7 @@ class BaseAlgorithm(Algorithm, ABC):
         max_bytes: float,
         allowed_bits: tuple[int, ...],
         draw: Draw,
+        min_entries: int = 1,
     ) -> Packet:
         """Return a message with the entries of one vector, and the bits per value, that explain most of it within `max_bytes`.
 
@@ -294,7 +290,7 @@ class BaseAlgorithm(Algorithm, ABC):
         scale of EDEN (Vargaftik et al. 2022, arXiv 2108.08842).
         """
         code = choose_code(vector[0, : layout.num_gated], importance[0, : layout.num_gated], max_bytes, allowed_bits)
-        mask = topk.top_mask((vector * importance).abs(), self.allocate(layout, code.num_entries), layout.groups)
+        mask = topk.top_mask((vector * importance).abs(), self.allocate(layout, max(code.num_entries, min_entries)), layout.groups)
         support = topk.mask_to_indices(mask)
         packet = sparse_packet(support, {name: vector}, max(code.bits, 4), draw)
         field = quantize_signs(vector.gather(-1, support)) if code.bits == 1 else packet.fields[name]
@@ -341,7 +337,8 @@ class BaseAlgorithm(Algorithm, ABC):
         A robust or private aggregate is the broadcast plus an aggregate of the deltas; there a missing entry is no change. Dense
         `gradients` are averaged in quantized form.
         """
-        weights = client_weights(num_examples(replies), self.client_weighting, like.dtype, like.device)
+        counts = replies.num_examples if isinstance(replies, StackedReplies) else [reply.num_examples for reply in replies]
+        weights = client_weights(tuple(counts), self.client_weighting, like.dtype, like.device)
         if self.privacy is not None or self.aggregator is not Aggregator.WEIGHTED:
             sent, deltas = self.decode_dense(packet, like.dtype), self.client_deltas(packet, replies, like.dtype)
             if self.privacy is None:
@@ -363,11 +360,6 @@ class BaseAlgorithm(Algorithm, ABC):
     def server_update(self, moments: Moments, sent: Float[Tensor, " p"], mean: Float[Tensor, " p"]) -> tuple[Float[Tensor, " p"], Moments]:
         """Return the server's step from the broadcast towards the mean; sent - mean is the pseudo-gradient."""
         return optimizers.step(self.server_optimizer, moments, sent, sent - mean, self.server_learning_rate, momentum=self.server_momentum)
-
-
-def num_examples(replies: Sequence[Reply]) -> tuple[int, ...]:
-    """Return n_k of every reply."""
-    return tuple(replies.num_examples if isinstance(replies, StackedReplies) else [reply.num_examples for reply in replies])
 
 
 def project_to_budget(budget: Budget, theta: Float[Tensor, " p"], layout: Layout) -> Float[Tensor, " p"]:

@@ -319,7 +319,7 @@ class GatedAlgorithm(BaseAlgorithm, ABC):
         Of equally important weights some stay open, and the number of open test-time gates approaches the expected number.
         """
         reached = max(ceil(self.anneal_end * clock.num_rounds - 1e-9), self.warmup)
-        if self.resolved_schedule is DensitySchedule.CONSTANT or clock.round < reached:
+        if self.density_schedule is DensitySchedule.CONSTANT or clock.round < reached:
             return 1.0
         return FINAL_COOLING ** (1 / (clock.num_rounds - reached))
 

@@ -150,7 +150,9 @@ class Sieve(BaseAlgorithm):
             )
             max_bytes = self.reply_budget * (num_kept + position_bits(num_kept, layout.num_gated) / 8)
             probability = gates.active_probability(self.shape, log_alpha)
-            packet = self.encode_best("update", update, probability, layout, max_bytes, allowed_bits, draw)
+            packet = self.encode_best(
+                "update", update, probability, layout, max_bytes, allowed_bits, draw, 1 if layout.groups is None else num_kept
+            )
         else:
             mask = (client.packet.support_mask(weights.dtype) > 0).expand_as(weights)
             packet = sparse_packet(topk.mask_to_indices(mask), {"update": update}, self.bits, draw)

@@ -1,6 +1,7 @@
 """The examples of a user's file, distributed over clients."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
@@ -45,7 +46,7 @@ def load_user_dataset(
         note = "; ".join(client_warnings(names.tolist(), [y[train[part]] for part in parts], labels is not None)) or None
     by_client = train[np.concatenate(parts)]
     counts = np.array([len(part) for part in parts])
-    source = f"{data.path.name}, a random {data.test_fraction:.0%} for testing"
+    source = f"{Path(data.path).name}, a random {data.test_fraction:.0%} for testing"
     x = table.x if example_shape is None else table.x.reshape(-1, *example_shape)
     return FederatedDataset(x[by_client], y[by_client], counts, x[test], y[test], x[server], y[server], source, note=note)
 

@@ -249,7 +249,7 @@ def _validate(run: ResolvedRun) -> None:
         )
     algorithm.final_budget(run.objective.layout)
     initial_density = algorithm.initial_density
-    if initial_density != type(algorithm).initial_density and algorithm.resolved_schedule is DensitySchedule.CONSTANT:
+    if initial_density != type(algorithm).initial_density and algorithm.density_schedule is DensitySchedule.CONSTANT:
         raise ValueError(
             f"algorithm.initial-density {initial_density:g} needs a density schedule, and the messages of this run have one density; "
             "add --algorithm.density-schedule cubic or leave it out"

@@ -40,7 +40,7 @@ def candidate_options(algorithm: BaseAlgorithm, num_trials: int, fixed_options: 
     rate = "server_learning_rate" if algorithm.workload.exchanges > 1 else "learning_rate"
     if fixed_options & {"density_schedule", "initial_density", "anneal_end"}:
         fixed_options |= {*SCHEDULES[1]}
-    tunable, defaults = algorithm.option_names() - fixed_options, vars(algorithm) | {"density_schedule": algorithm.resolved_schedule}
+    tunable, defaults = algorithm.option_names() - fixed_options, vars(algorithm)
     rates: list[dict[str, Any]] = [{rate: factor * getattr(algorithm, rate)} for factor in LEARNING_RATE_FACTORS]
     others: list[dict[str, Any]] = [*({"batch_size": size} for size in BATCH_SIZES), *SCHEDULES, *GATE_NOISE]
     candidates: list[dict[str, Any]] = []

@@ -39,9 +39,9 @@ def record_packets(path):
         packets["replies" if reference else "broadcasts"].append(encoded.to_bytes().hex())
         return encoded
 
-    def recording_encode_stack(stack, *rest):
-        encoded = encode_stack(stack, *rest)
-        packets["replies"] += [each.to_bytes().hex() for each in encoded]
+    def recording_encode_stack(stack, num_packets, message_id, *reference):
+        encoded = encode_stack(stack, num_packets, message_id, *reference)
+        packets["replies" if reference else "broadcasts"] += [each.to_bytes().hex() for each in encoded]
         return encoded
 
     def recording_decode(data, *rest):
