@@ -139,7 +139,7 @@ PICTURED = [
 def test_inspect_prints_tables_and_writes_a_picture(model, write_model, capsys, tmp_path):
     assert main(["inspect", str(write_model(model))]) == 0
     output = capsys.readouterr().out
-    assert f"{model.num_nonzero} of {model.size - model.num_ungated}" in output and ("strongest" in output or "largest magnitude" in output)
+    assert f"{model.num_nonzero} of {model.size - model.num_ungated}" in output and ("strongest of" in output or "largest of" in output)
     assert all(len(line) <= 80 for line in output.splitlines() if "model.png" not in line)
     assert (tmp_path / "model.png").read_bytes().startswith(b"\x89PNG")
 

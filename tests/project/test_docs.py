@@ -84,7 +84,7 @@ def test_every_command_of_the_first_page_works_and_so_does_the_python_of_the_oth
     for text in (
         "exactly 64 of 640",
         "exactly 6 of 30",
-        "6 strongest of 6 features in use",
+        "6 strongest of 6 used features",
         "what the cheapest needs",
         "verified in onnxruntime",
         "weights have a gate",

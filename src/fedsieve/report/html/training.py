@@ -93,7 +93,8 @@ def density_section(run: RunRecord, limits: PageLimits) -> Html:
     columns = {"expected": run.column("expected_density"), "at test time": run.column("test_density")}
     sent = run.column("message_density")
     if not any(sent):  # the schedule of the algorithm, if rounds do not report their density
-        sent = run.run_info.get("message_density", [])[: len(run.rows)]
+        planned: dict[int, float] = dict(enumerate(run.run_info.get("message_density", [])))
+        sent = [planned.get(number) for number in range(len(run.rows))]
     if any(abs(density - target) > DENSITY_TOLERANCE * target for density in sent if density is not None):
         columns["messages"] = sent
     columns = {key: column for key, column in columns.items() if any(v is not None for v in column)}
