@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from fedsieve.algorithms import ALGORITHMS, algorithm_class
-from fedsieve.algorithms.defaults import batches_per_round
 from fedsieve.core.types import Batch, Clock
 from fedsieve.data.partition import Partition
 from fedsieve.data.user_files import UserFiles
@@ -34,13 +33,13 @@ def noisy_classes(rng):
     return x, np.where(rng.random(400) < 0.3, rng.integers(0, 2, 400), (x[:, 0] > 0).astype(np.int64))
 
 
-def few_examples(rng):
-    """Fewer examples than features on every client."""
-    x = rng.normal(size=(60, 40))
-    return x, x[:, :3].sum(1) + 0.1 * rng.normal(size=60)
+def noisy_line(rng):
+    """Noise three times the signal: the loss does not vanish where the gradient does."""
+    x = rng.normal(size=(300, 2))
+    return x, x[:, 0] + 3 * rng.normal(size=300)
 
 
-TABLES = (separable_classes, heavy_tails, noisy_classes, few_examples)
+TABLES = (separable_classes, heavy_tails, noisy_classes, noisy_line)
 
 
 def final_value(config):
@@ -63,10 +62,10 @@ def test_a_loss_above_that_of_the_zero_model_counts_as_that(name):
 def test_no_algorithm_diverges_on_a_table_of_its_user(tmp_path, name, table):
     x, y = table(np.random.default_rng(7))
     np.savez(tmp_path / "table.npz", x=x.astype(np.float32), y=y)
-    data, batches = UserFiles(path=tmp_path / "table.npz", standardize=False), batches_per_round(algorithm_class(name), 10)
-    value, numbers = final_value(RunConfig(task="file", algorithm_name=name, data=data, density=0.5, rounds=4, algorithm=batches))
+    data, fewer = UserFiles(path=tmp_path / "table.npz", standardize=False), {"exchanges": 10} if name in ("flops", "fed-sgd") else {}
+    value, numbers = final_value(RunConfig(task="file", algorithm_name=name, data=data, density=0.5, rounds=8, algorithm=fewer or None))
     assert np.isfinite(numbers).all()
-    assert value > (-1 if y.dtype.kind == "f" else 0.2)
+    assert value > (-0.2 if y.dtype.kind == "f" else 0.2)
 
 
 SHIFTS = [
