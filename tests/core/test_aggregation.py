@@ -38,9 +38,13 @@ def test_the_mean_is_the_weighted_sum():
 def test_the_mean_of_sparse_vectors_is_that_of_the_full_ones(default):
     weights = client_weights(EXAMPLES, ClientWeighting.EXAMPLES, torch.float64)
     stack = SparseVector(vectors(3, 4), torch.tensor([[0, 3, 5, 9], [1, 3, 5, 6], [0, 1, 2, 3]]), default)
-    torch.testing.assert_close(sparse_mean(stack, weights, 10), weights @ stack.densify(None, 10))
+    torch.testing.assert_close(sparse_mean([stack], weights, 10), weights @ stack.densify(None, 10))
+    each = [SparseVector(*(None if part is None else part[k : k + 1] for part in stack)) for k in range(3)]
+    torch.testing.assert_close(sparse_mean(each, weights, 10), weights @ stack.densify(None, 10))
+    each[1] = SparseVector(each[1].densify(None, 10))  # a reply that holds all coordinates
+    torch.testing.assert_close(sparse_mean(each, weights, 10), weights @ stack.densify(None, 10))
     whole = SparseVector(vectors())
-    torch.testing.assert_close(sparse_mean(whole, weights, 20), weights @ vectors())
+    torch.testing.assert_close(sparse_mean([whole], weights, 20), weights @ vectors())
 
 
 def test_the_mean_of_quantized_vectors_is_that_of_the_decoded_ones():

@@ -347,15 +347,17 @@ class BaseAlgorithm(Algorithm, ABC):
                 update = private_mean(deltas, self.privacy, self.public_support(packet, clock), draw)
             return {name: sent[name] + part if name in sent else part for name, part in update.items()}
         stack, riemannian = stack_replies(replies), self.client_weighting is ClientWeighting.RIEMANNIAN
-        if stack is None or riemannian:
+        if riemannian:
             decoded = self.decode_replies(replies, like.dtype)
             return {
-                name: riemannian_mean(vectors, weights) if riemannian and name not in GATE_FIELDS else mean(vectors, weights)
+                name: mean(vectors, weights) if name in GATE_FIELDS else riemannian_mean(vectors, weights)
                 for name, vectors in decoded.items()
             }
-        if gradients:
+        if gradients and stack is not None:
             return {name: quantized_mean(values, weights) for name, values in stack.fields.items()}
-        return {name: sparse_mean(vector, weights, stack.size) for name, vector in self.decode_sparse(stack, weights.dtype).items()}
+        packets = [reply.packet.unsqueeze() for reply in replies] if stack is None else [stack]
+        vectors = [self.decode_sparse(stacked, like.dtype) for stacked in packets]
+        return {name: sparse_mean([part[name] for part in vectors], weights, packet.size) for name in vectors[0]}
 
     def server_update(self, moments: Moments, sent: Float[Tensor, " p"], mean: Float[Tensor, " p"]) -> tuple[Float[Tensor, " p"], Moments]:
         """Return the server's step from the broadcast towards the mean; sent - mean is the pseudo-gradient."""

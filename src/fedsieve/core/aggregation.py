@@ -1,5 +1,6 @@
 """Client weights, and the weighted mean of client replies."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 from functools import lru_cache
 
@@ -67,16 +68,20 @@ def quantized_mean(field: QuantizedField, weights: Float[Tensor, " k"]) -> Float
     return mean(field.decode(weights.dtype), weights)
 
 
-def sparse_mean(stack: SparseVector, weights: Float[Tensor, " k"], size: int) -> Float[Tensor, " n"]:
-    """sum_k w_k v_k of sparse vectors, added client by client in every engine."""
-    if stack.indices is None:
-        return mean(stack.values, weights)
-    values, rest = stack.values, 0.0
-    if stack.default is not None:
-        values, rest = values - stack.default[:, None], (weights * stack.default).sum()
-    total = values.new_empty(size).fill_(rest)
-    for indices, addend in zip(stack.indices, values * weights[:, None], strict=True):
-        total.index_add_(0, indices, addend)
+def sparse_mean(stacks: Sequence[SparseVector], weights: Float[Tensor, " k"], size: int) -> Float[Tensor, " n"]:
+    """sum_k w_k v_k of stacks of sparse vectors, added client by client in every engine."""
+    if all(stack.indices is None for stack in stacks):
+        return mean(torch.cat([stack.values for stack in stacks]), weights)
+    total, parts = weights.new_zeros(size), weights.split([len(stack.values) for stack in stacks])
+    total += sum((part * stack.default).sum() for stack, part in zip(stacks, parts, strict=True) if stack.default is not None)
+    for stack, part in zip(stacks, parts, strict=True):
+        values = stack.values if stack.default is None else stack.values - stack.default[:, None]
+        addends = values * part[:, None]
+        if stack.indices is None:
+            total += addends.sum(0)
+        else:
+            for indices, addend in zip(stack.indices, addends, strict=True):
+                total.index_add_(0, indices, addend)
     return total
 
 
