@@ -1,6 +1,7 @@
 """The ablation study: sieve with its defaults, and with one part changed at a time."""
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from fedsieve.algorithms.base import BaseAlgorithm
@@ -21,22 +22,26 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no refinement": {"search_fraction": 1.0},
 }
 """The options of each variant that differ from the defaults."""
-FAST_REAL_TASKS = ("mnist", "emnist", "rcv1")
-"""Real data with runs of a minute at most."""
+CELLS: dict[str, tuple[str, ...]] = {
+    "lr": (equal_bytes.PAPER_SETTING, "500 examples", "SNR 3"),
+    "lg": (equal_bytes.PAPER_SETTING, "500 examples", "label skew"),
+    "mc": (equal_bytes.PAPER_SETTING, "density .01"),
+    "mnist": ("density .05", "density .01"),
+}
+"""Ten settings of tasks with runs of seconds, named as in the equal-bytes study."""
 
 
 def ablation_study(scale: Scale) -> Study:
-    """Every variant on the synthetic tasks in the paper's setting, and on real data at the densities of the equal-bytes study."""
-    cases: dict[tuple[str, str], dict[str, Any]] = {(task, ""): {} for task in paper.SYNTHETIC_TASKS}
-    if not scale.is_smoke_test:
-        cases |= {(task, name): factor for task in FAST_REAL_TASKS for name, factor in equal_bytes.REAL_TASK_FACTORS[task].items()}
+    """Every variant in every setting; a smoke test has the synthetic tasks in the paper's setting only."""
     conditions = []
-    for (task, setting), factor in cases.items():
-        default = equal_bytes.with_factor(equal_bytes.base_run(scale, task, REFERENCE_ALGORITHM), factor)
-        assert isinstance(default.algorithm, BaseAlgorithm), "`base_run` resolves it"
-        seeds = scale.real_seeds if task in FAST_REAL_TASKS else scale.seeds
-        for variant, options in VARIANTS.items():
+    for task, settings in CELLS.items():
+        factors = equal_bytes.REAL_TASK_FACTORS.get(task, equal_bytes.FACTORS)
+        if scale.is_smoke_test:
+            settings = () if task in equal_bytes.REAL_TASK_FACTORS else settings[:1]
+        for setting, (variant, options) in product(settings, VARIANTS.items()):
+            default = equal_bytes.with_factor(equal_bytes.base_run(scale, task, REFERENCE_ALGORITHM), factors[setting])
+            assert isinstance(default.algorithm, BaseAlgorithm), "`base_run` resolves it"
             run = replace(default, algorithm=replace(default.algorithm, **options))
             label = {"task": task, "setting": setting, "algorithm": REFERENCE_ALGORITHM, "part": variant}
-            conditions.append(Condition(label=label, config_for_seed=lambda seed, run=run: replace(run, seed=seed), seeds=seeds))
+            conditions.append(Condition(label=label, config_for_seed=lambda seed, run=run: replace(run, seed=seed), seeds=scale.seeds))
     return paper.build_study("ablation", scale, conditions)

@@ -12,10 +12,7 @@ from fedsieve.studies.results import DEFAULT_VARIANT, Row
 MIN_DIFFERENCE, MAX_DIFFERENCE = -0.1, 0.04
 """Larger differences are drawn at the edge of the panel, as a number."""
 DIFFERENCE_TO_DEFAULT = "difference to default"
-NOTE = (
-    "one option is changed at a time, and with it the rules that depend on it: if the uplink sends weights or the support is frozen, "
-    "the sampling of gates and the messages keep their defaults; an option that a rule already sets changes nothing"
-)
+NOTE = "one part is changed at a time; all other options keep their defaults; differences are paired by seed"
 
 
 def table_entries(rows: list[Row]) -> list[dict[str, Any]]:
