@@ -1,6 +1,6 @@
 """Write the results of studies into the documentation: `python tools/publish_results.py reports`.
 
-Reads the folders of `fedsieve reproduce`, and writes docs/data/claims.json, docs/images and the sections of docs/results.md between
+Reads the folders of `fedsieve reproduce`, and writes docs/data, docs/images and the sections of docs/results.md and README.md between
 `<!-- NAME -->` and `<!-- /NAME -->`. A study that is not in the folder keeps its section.
 """
 
@@ -13,12 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from fedsieve.report import claims, tables, verdicts
+from fedsieve.report.figures.ablation import DIFFERENCE_TO_DEFAULT
 from fedsieve.report.figures.style import line_label
 from fedsieve.report.tables import StudyTable, format_cell
 from fedsieve.studies import results
+from fedsieve.studies.results import DEFAULT_VARIANT, PUBLISHED
 
-DOCS = Path(__file__).parent.parent / "docs"
+PROJECT = Path(__file__).parent.parent
+DOCS = PROJECT / "docs"
 IMAGES = {
+    "communication": ("quality-against-bytes", "Quality against bytes sent on LR, LG and MC"),
+    "ablation": ("ablation", "Difference of each variant of sieve to the default, with two standard errors"),
     "gates": ("gates", "Expected and test-time density of FLoPS per epoch on LR, LG and MC, under both recipes"),
     "iou": ("iou", "Overlap of gates (FLoPS) and of masks (FedIter-HT) between epochs on LR"),
     "learning-rates": ("learning-rates", "Test R2 of FLoPS-PA and sieve over their two learning rates"),
@@ -31,8 +36,8 @@ IMAGES = {
     "constraint": ("constraint-lr-dense", "Density and multiplier per round on LR from a dense start, without log-alpha scaling"),
 }
 """Study: the figure that the documentation shows, and its text."""
-WITHOUT_TABLE = ("gates", "iou", "test-time-gates", "learning-rates")
-"""Studies whose figure says it all."""
+MAX_TABLE_ROWS = 16
+"""Longer tables are files in docs/data."""
 OMITTED_COLUMNS = ("metric", "bytes payload", "bytes formula", "finished")
 
 
@@ -47,6 +52,11 @@ def main(reports: Path) -> None:
     document = claims.make_document({name: results.read_rows(folder) for name, folder in studies.items()}, common_scale(studies))
     if len(document["claims"]) < len(claims.CLAIMS) * len(claims.RECIPES):
         sys.exit(f"the studies in {reports} do not evaluate all claims; compute the missing ones with `fedsieve reproduce`")
+    if "communication" in studies:
+        readme = PROJECT / "README.md"
+        table = study_table_of("communication", studies["communication"])
+        kept = [entry for entry in table.entries if entry["setting"] != PUBLISHED]
+        readme.write_text(replace_section(readme.read_text(), "communication", overview_table(table._replace(entries=kept))))
     (DOCS / "data" / results.CLAIMS_FILE).write_text(json.dumps(document, indent=1) + "\n")
     page.write_text(replace_section(text, "claims", verdicts.verdict_table(document)))
 
@@ -66,24 +76,65 @@ def replace_section(text: str, name: str, content: str) -> str:
     return f"{head}{begin}\n{content}\n{end}{rest.split(end)[1]}"
 
 
+def study_table_of(name: str, folder: Path) -> StudyTable:
+    """Return the table of the study in a folder."""
+    plan = results.read_plan(folder)
+    return tables.study_table(name, plan["description"], plan["scale"], results.read_rows(folder))
+
+
 def study_section(name: str, folder: Path) -> str:
     """Return command, figure, notes and table of a study as Markdown."""
-    plan, rows = results.read_plan(folder), results.read_rows(folder)
-    table = tables.study_table(name, plan["description"], plan["scale"], rows)
-    parts = [f"    fedsieve reproduce {name} --scale {plan['scale']}"]
+    table = study_table_of(name, folder)
+    parts = [f"    fedsieve reproduce {name} --scale {results.read_plan(folder)['scale']}"]
     if name in IMAGES:
         image, caption = IMAGES[name]
         shutil.copy(folder / f"{image}.png", DOCS / "images" / f"{image}.png")
         parts.append(f"![{caption}](images/{image}.png)")
         parts.append(f"*{caption}.*")
     parts.append("\n".join(f"- {note}" for note in table.notes))
-    if name in ("table-1", "table-2"):
-        parts.append(cell_table(table))
-    elif name not in WITHOUT_TABLE:
+    if name in TABLES:
+        parts.append(TABLES[name](table))
+    elif len(table.entries) <= MAX_TABLE_ROWS:
         columns = [column for column in table.columns if column not in OMITTED_COLUMNS]
         shorter = table._replace(columns=columns, notes=[]).to_markdown()
         parts.append(shorter.split("\n", 2)[2].strip())
+    (DOCS / "data" / f"{name}.csv").write_text(table.to_csv())
+    parts.append(f"All numbers: [{name}.csv](data/{name}.csv).")
     return "\n\n".join(parts)
+
+
+def overview_table(table: StudyTable) -> str:
+    """Return one line per algorithm: quality and TDR on each synthetic task, and bytes."""
+    lines = ["| | LR R2 / TDR | LG accuracy / TDR | MC accuracy / TDR | MB sent, LR / MC |", "|---|---|---|---|---|"]
+    algorithms = dict.fromkeys(line_label(entry) for entry in table.entries)
+    for algorithm in algorithms:
+        entries = {entry["task"]: entry for entry in table.entries if line_label(entry) == algorithm}
+        cells = [f"{format_cell('', entry['value'])} / {format_mean(entry['tdr'])}" for entry in entries.values()]
+        sent = " / ".join(format_megabytes(entries[task]["bytes"]) for task in ("lr", "mc"))
+        lines.append(f"| {algorithm} | {' | '.join(cells)} | {sent} |")
+    return "\n".join(lines)
+
+
+def format_mean(value: Mapping[str, Any] | None) -> str:
+    """Return a mean with two decimals."""
+    return "" if value is None or value["mean"] is None else f"{value['mean']:.2f}"
+
+
+def format_megabytes(value: Mapping[str, Any]) -> str:
+    """Return a mean number of bytes in MB."""
+    return "" if value["mean"] is None else f"{value['mean'] / 1e6:.3g}"
+
+
+def ablation_table(table: StudyTable) -> str:
+    """Return one line per setting and one column per variant: the default's quality, and the differences to it."""
+    variants = list(dict.fromkeys(entry["part"] for entry in table.entries))
+    lines = ["| setting | " + " | ".join(variants) + " |", "|" + "---|" * (1 + len(variants))]
+    for task, setting in dict.fromkeys((entry["task"], entry["setting"]) for entry in table.entries):
+        entries = {entry["part"]: entry for entry in table.entries if (entry["task"], entry["setting"]) == (task, setting)}
+        cells = [format_cell("", entries[DEFAULT_VARIANT]["value"])]
+        cells += [f"{entries[part][DIFFERENCE_TO_DEFAULT]:+.3f} ± {entries[part]['error']:.3f}" for part in variants[1:]]
+        lines.append(f"| {task.upper()}, {setting} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def cell_table(table: StudyTable) -> str:
@@ -114,6 +165,9 @@ def cell_pair(entry: Mapping[str, Any] | None) -> tuple[str, str]:
     is_miss = str(entry.get("verdict")).startswith(tables.MISS)
     return format_cell("", entry.get("paper")), f"**{measured}**" if is_miss else re.sub(r"^none.*", "no run finished", measured)
 
+
+TABLES = {"table-1": cell_table, "table-2": cell_table, "communication": overview_table, "ablation": ablation_table}
+"""Studies with a table of their own form."""
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""Kill a run at random points and at every system call of its writes, go on, and hold what came out against an undisturbed run.
+"""Kill a run at random points and at every system call of its writes, go on, and hold what came out against an run_without_crash run.
 
 A program of its own, `python crashes.py random|calls COUNT FOLDER`: everything is loaded and warmed once, every life is a fork.
 """
@@ -33,15 +33,15 @@ EVERY_ROUND = CheckpointInterval(seconds=0)
 KILLED, REFUSED = "killed", "refused"
 
 
-def run_of(engine, rounds):
+def make_run(engine, rounds):
     place = FederationConfig(clients=8, participation=0.5)
     return resolve(
         RunConfig(engine=engine, rounds=rounds, density=0.1, seed=1, data=DATA, federation=place, algorithm=Sieve(local_steps=3))
     )
 
 
-def live(run, folder):
-    """Begin, or go on with what there is."""
+def start_or_resume(run, folder):
+    """Start the run, or resume it from its folder."""
     if not (folder / run_directory.CONFIG).exists():
         return folders.start_run(run, Simulation(run), folder, EVERY_ROUND, quiet=True)
     if (result := folders.finished_result(run, folder)) is not None:
@@ -49,14 +49,14 @@ def live(run, folder):
     return folders.resume_run(run, folder, EVERY_ROUND, quiet=True)
 
 
-def forked(run, folder, before=lambda: None):
-    """A life of its own, still going; it leaves with 0 when finished, with 3 when the disk would not take something."""
+def fork_run(run, folder, before=lambda: None):
+    """Fork a process that runs, and return its id. Its exit code is 0 if it finished, 3 if a write failed."""
     folder.mkdir(exist_ok=True)
     if child := os.fork():
         return child
     try:
         before()
-        live(run, folder)
+        start_or_resume(run, folder)
         os._exit(0)
     except (run_directory.WriteError, run_directory.RunDirectoryError) as problem:
         os._exit(3 if "cannot write" in str(problem) else 4)
@@ -65,15 +65,15 @@ def forked(run, folder, before=lambda: None):
         os._exit(4)
 
 
-def ended(child):
-    """How a life ended: its exit code, or minus the signal."""
+def wait_for(child):
+    """Return the exit code of a process, or minus the signal that ended it."""
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert code != 4, "a life ended in an error nobody foresaw"
+    assert code != 4, "a run ended in an unexpected error"
     return code
 
 
-def left(folder):
-    """All that a run leaves but clocks: model, checkpoint (all of the server's bits), metrics, trace."""
+def read_results(folder):
+    """Return all results of a run except times: model, checkpoint, metrics, trace."""
     rows = [{k: v for k, v in row.items() if k != "seconds"} for row in run_directory.read_metrics(folder)]
     with np.load(folder / run_directory.SUPPORTS_NPZ) as trace:
         arrays = {name: trace[name].tolist() for name in trace.files}
@@ -81,107 +81,107 @@ def left(folder):
     return (folder / run_directory.MODEL).read_bytes(), newest, rows, arrays
 
 
-def undisturbed(run, folder):
-    """What the run leaves when nothing happens; computed here, so that every fork finds all warm."""
+def run_without_crash(run, folder):
+    """Return the results of a run that nothing interrupts; computed in this process, so that every fork finds compiled kernels."""
     folder.mkdir()
-    live(run, folder)
-    return left(folder)
+    start_or_resume(run, folder)
+    return read_results(folder)
 
 
-def random_kills(count, place):
-    """Kill at random moments, often several times a run; returns what happened."""
-    chance = random.Random(count)
-    happened = {"kills": 0, "runs": 0, "finished_in_time": 0}
+def kill_at_random(count, place):
+    """Kill runs at random moments, some several times, and return how often."""
+    generator = random.Random(count)
+    counts = {"kills": 0, "runs": 0, "finished_in_time": 0}
     for engine in (Engine.BATCHED, Engine.LOOP):
-        run = run_of(engine, rounds=8)
-        wanted = undisturbed(run, place / f"calm-{engine}")
+        run = make_run(engine, rounds=8)
+        expected = run_without_crash(run, place / f"uninterrupted-{engine}")
         began = time.monotonic()
-        assert ended(forked(run, place / f"timed-{engine}")) == 0
-        whole = time.monotonic() - began
+        assert wait_for(fork_run(run, place / f"timed-{engine}")) == 0
+        duration = time.monotonic() - began
         target = count // 2 if engine is Engine.BATCHED else count
-        while happened["kills"] < target:
-            folder = place / "storm"
-            for _ in range(chance.randint(1, 3)):
-                child = forked(run, folder)
-                time.sleep(chance.uniform(0, 1.2 * whole))
+        while counts["kills"] < target:
+            folder = place / "killed"
+            for _ in range(generator.randint(1, 3)):
+                child = fork_run(run, folder)
+                time.sleep(generator.uniform(0, 1.2 * duration))
                 os.kill(child, signal.SIGKILL)
-                happened["kills" if ended(child) == -signal.SIGKILL else "finished_in_time"] += 1
-            assert ended(forked(run, folder)) == 0
-            assert left(folder) == wanted
-            happened["runs"] += 1
+                counts["kills" if wait_for(child) == -signal.SIGKILL else "finished_in_time"] += 1
+            assert wait_for(fork_run(run, folder)) == 0
+            assert read_results(folder) == expected
+            counts["runs"] += 1
             shutil.rmtree(folder)
-    return happened
+    return counts
 
 
-def strike(target, action):
-    """Let the action happen in the place of the target-th system call of a write; returns the names of all calls seen.
+def intercept_calls(target, action):
+    """Perform the action instead of the target-th system call of a write, and return the list of calls seen.
 
-    What the kernel was given outlives the process, flushed or not: flushes are counted, and waiting for the disk is left out.
+    Data survive the process once the kernel has them, so fsync is counted but not performed.
     """
     seen = []
     for name in CALLS:
         real = getattr(os, name)
 
-        def struck(*words, real=real, name=name, **named):
+        def intercepted(*arguments, real=real, name=name, **options):
             seen.append(name)
             if len(seen) == target:
-                action(name, real, words)
-            return None if name == "fsync" else real(*words, **named)
+                action(name, real, arguments)
+            return None if name == "fsync" else real(*arguments, **options)
 
-        setattr(os, name, struck)
+        setattr(os, name, intercepted)
     return seen
 
 
-def kill(name, real, words):
-    """Before a call, which is also after the one before it."""
+def kill(name, real, arguments):
+    """Kill the process before a call, which is also after the previous one."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def kill_amid(name, real, words):
-    """Half of what is written gets through."""
-    real(words[0], bytes(words[1])[: len(words[1]) // 2])
+def kill_during_write(name, real, arguments):
+    """Write half of the data, then kill the process."""
+    real(arguments[0], bytes(arguments[1])[: len(arguments[1]) // 2])
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def refuse(name, real, words):
-    """The disk is full, and half of what is written gets through; or it takes nothing."""
+def fail_write(name, real, arguments):
+    """Fail as a full or read-only disk does; half of a write succeeds."""
     if name == "write":
-        real(words[0], bytes(words[1])[: len(words[1]) // 2])
+        real(arguments[0], bytes(arguments[1])[: len(arguments[1]) // 2])
     code = errno.EROFS if name in ("mkdir", "replace", "unlink") else errno.ENOSPC
     raise OSError(code, os.strerror(code))
 
 
-def every_call(rounds, place):
-    """Strike at every system call of the writes of a run; returns what happened."""
-    run = run_of(Engine.BATCHED, rounds)
-    wanted = undisturbed(run, place / "calm")
+def kill_at_every_call(rounds, place):
+    """Kill a run, or fail its write, at every system call of its writes, and return how often."""
+    run = make_run(Engine.BATCHED, rounds)
+    expected = run_without_crash(run, place / "uninterrupted")
     counted = place / "counted"
     counted.mkdir()
     reader, writer = os.pipe()
     if not os.fork():
-        seen = strike(0, kill)
-        live(run, counted)
+        seen = intercept_calls(0, kill)
+        start_or_resume(run, counted)
         os.write(writer, json.dumps(seen).encode())
         os._exit(0)
     os.wait()
     calls = json.loads(os.read(reader, 65536))
-    happened = {"calls": len(calls), "writes": calls.count("write")}
-    for action in (kill, kill_amid, refuse):
-        happened[action.__name__] = 0
+    counts = {"calls": len(calls), "writes": calls.count("write")}
+    for action in (kill, kill_during_write, fail_write):
+        counts[action.__name__] = 0
         for target, name in enumerate(calls, 1):
-            if action is kill_amid and name != "write":
+            if action is kill_during_write and name != "write":
                 continue
             folder = place / f"{action.__name__}-{target}"
-            code = ended(forked(run, folder, lambda target=target, action=action: strike(target, action)))
-            assert code in ((3, 0) if action is refuse else (-signal.SIGKILL,)), (action.__name__, target, code)
-            assert ended(forked(run, folder, lambda: strike(0, kill))) == 0
-            assert left(folder) == wanted, (action.__name__, target)
-            happened[action.__name__] += code != 0
+            code = wait_for(fork_run(run, folder, lambda target=target, action=action: intercept_calls(target, action)))
+            assert code in ((3, 0) if action is fail_write else (-signal.SIGKILL,)), (action.__name__, target, code)
+            assert wait_for(fork_run(run, folder, lambda: intercept_calls(0, kill))) == 0
+            assert read_results(folder) == expected, (action.__name__, target)
+            counts[action.__name__] += code != 0
             shutil.rmtree(folder)
-    return happened
+    return counts
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     how, count, place = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
-    print(json.dumps(random_kills(count, place) if how == "random" else every_call(count, place)))
+    print(json.dumps(kill_at_random(count, place) if how == "random" else kill_at_every_call(count, place)))

@@ -28,15 +28,10 @@ def test_every_algorithm_and_task_is_in_the_readme():
         assert f"`{name}`" in README
 
 
-def test_the_table_of_results_is_that_of_the_results_page():
-    there = (Path(__file__).parents[2] / "docs" / "results.md").read_text()
-    shown = re.findall(r"^\| \*{0,2}([\w-]+)\*{0,2} \| (\d.*) \|$", README.split("## What it reaches")[1], re.MULTILINE)
-    assert len(shown) == 7
-    for method, cells in shown:
-        found = re.search(rf"^\| {method} \| (.*) \|$", there, re.MULTILINE)[1].split(" | ")
-        plain = [cell.split(" +- ")[0] for cell in found]
-        lr, lr_tdr, lg, lg_tdr, mc, mc_tdr, sent = plain
-        assert cells == f"{lr} / {lr_tdr} | {lg} / {lg_tdr} | {mc} / {mc_tdr.split(' / ')[1]} | {sent}"
+def test_the_table_of_results_is_part_of_the_results_page():
+    page = (Path(__file__).parents[2] / "docs" / "results.md").read_text()
+    rows = re.findall(r"^\| .* \|$", README.split("<!-- communication -->")[1].split("<!-- /communication -->")[0], re.MULTILINE)
+    assert len(rows) > 5 and all(row in page for row in rows), "run tools/publish_results.py"
 
 
 def test_links_lead_somewhere():

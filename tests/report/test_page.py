@@ -80,7 +80,7 @@ def test_the_tables_have_the_stored_numbers(runs):
     rows = run_directory.read_metrics(runs / "lr")
     found = tables(tree((runs / "lr" / "report.html").read_text()))
     columns, body = found["R2 per round"]
-    assert columns == ["round", "sparse model", "before the final cut"]
+    assert columns == ["round", "sparse model", "before projection"]
     assert [[int(a), float(b)] for a, b, _ in body] == [[row["round"], row["r2"]] for row in rows]
     columns, body = found["Bytes per round"]
     whole, parts = [int(line[1]) for line in body], [sum(map(int, line[3:8])) for line in body]

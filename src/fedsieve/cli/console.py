@@ -32,13 +32,13 @@ def show_result(run: ResolvedRun, result: dict[str, Any], folder: Path, *, quiet
     if result["tdr"] is not None:
         found = round(result["tdr"] * kept)
         true = round(found / max(result["recall"], 1e-9))
-        table.add_row("of these right", f"{'all ' if found == kept else ''}{found} (of {true} true ones)" if found else "none")
+        table.add_row("true weights", f"{found} of {true} kept")
     best = "" if result["oracle_value"] is None else f" (best possible {format_number(result['oracle_value'])})"
     table.add_row(f"{run.evaluate_on} {result['metric']}", f"{format_number(result['value'])}{best}")
     if result["expected_density"] is not None:
-        table.add_row("  before the final cut", format_number(result["value_before_projection"]))
+        table.add_row("  before projection", format_number(result["value_before_projection"]))
         densities = (format_number(result[name]) for name in ("expected_density", "test_density"))
-        table.add_row("  expected density", "{} there, at test time {}".format(*densities))
+        table.add_row("  expected density", "{}, at test time {}".format(*densities))
     if result["replied"] < result["asked"]:
         table.add_row("replies", format_replies(result))
     if result["epsilon"] is not None:

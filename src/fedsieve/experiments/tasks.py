@@ -103,7 +103,7 @@ def file_task(data: UserFiles, model: str | None) -> Task:
         loss, outputs = Loss.MULTILABEL, table.y.shape[1]
     elif kind == "logistic":
         if (count := len(user_files.distinct_classes(table.y))) != 2:
-            raise ValueError(f"--model logistic tells two classes apart; data.target {data.target} has {count}; use --model softmax")
+            raise ValueError(f"--model logistic needs two classes; data.target {data.target} has {count}; use --model softmax")
         loss, outputs = Loss.LOGISTIC, 1
     elif kind == "softmax" or ":" in kind:
         loss, outputs = Loss.SOFTMAX, len(user_files.distinct_classes(table.y))

@@ -32,7 +32,7 @@ def table_entries(rows: list[Row]) -> list[dict[str, Any]]:
                     "error": paired["error"],
                     "95 %": paired["interval"],
                     "after all rounds": results.mean_and_sd_over_seeds(by_seed.values(), "value"),
-                    "before the final cut": results.mean_and_sd_over_seeds(by_seed.values(), "dense_value"),
+                    "before projection": results.mean_and_sd_over_seeds(by_seed.values(), "dense_value"),
                     "bytes": results.bytes_over_seeds(by_seed.values()),
                     "seconds": results.mean_and_sd([row["seconds"] for row in by_seed.values()]),
                 }

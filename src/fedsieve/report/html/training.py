@@ -62,7 +62,7 @@ def quality_section(run: RunRecord, limits: PageLimits) -> Html:
         return section("Quality", element("p", f"The last round has no {name}."), level=3)
     best = best_possible(run)
     marks = [] if best is None else [Mark(best, "best possible")]
-    columns = {"sparse model": values} | ({"before the final cut": dense_values} if any(v is not None for v in dense_values) else {})
+    columns = {"sparse model": values} | ({"before projection": dense_values} if any(v is not None for v in dense_values) else {})
     curves = {
         key: [None if v is None or (run.metric == "r2" and v < MIN_DRAWN_R2) else v for v in column] for key, column in columns.items()
     }
