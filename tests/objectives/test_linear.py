@@ -70,7 +70,7 @@ def test_the_local_smoothness_falls_with_the_loss_except_of_the_squared_loss():
     smooth, fraction = torch.tensor([4.0, 4.0]), torch.tensor([1.0, 0.25])
     for loss in Loss:
         objective, _, _ = case(loss)
-        assert objective.local_smoothness(smooth, fraction).tolist() == ([4.0, 4.0] if loss is Loss.SQUARED else [4.0 / 32, 1.0 / 32])
+        assert objective.local_smoothness(smooth, fraction).tolist() == ([4.0, 4.0] if loss is Loss.SQUARED else [4.0, 1.0])
 
 
 @pytest.mark.parametrize("kept", [[3, 60, 149], range(150)])

@@ -9,6 +9,7 @@ from scipy.sparse import csr_matrix
 
 from fedsieve.algorithms import ALGORITHMS
 from fedsieve.algorithms.flops_pa import FlopsPA, GateEncoding, GateNoise
+from fedsieve.core.optimizers import StepRule
 from fedsieve.core.schedules import LogAlphaScaling
 from fedsieve.core.types import Clock
 from fedsieve.objectives.linear import Linear, Loss
@@ -128,5 +129,16 @@ def test_only_touched_features_are_made_dense():
 
 def test_the_step_cap_uses_the_smoothness_of_sparse_examples():
     x, y = matrix()
-    both = [ClientData(kind, torch.from_numpy(y), COUNTS, OBJECTIVE, 4).smoothness([0, 2]) for kind in (csr_matrix(x), torch.from_numpy(x))]
+    both = [
+        ClientData(kind, torch.from_numpy(y), COUNTS, OBJECTIVE, 4).smoothness([0, 2], StepRule.CAPPED, torch.float64)
+        for kind in (csr_matrix(x), torch.from_numpy(x))
+    ]
     torch.testing.assert_close(*both)
+
+
+def test_polyaks_step_is_limited_only_for_clients_with_more_examples_than_features():
+    x, y = torch.randn(30, 8, dtype=torch.float64), torch.randn(30, dtype=torch.float64)
+    data = ClientData(x, y, (8, 22), Linear(loss=Loss.SQUARED, num_features=8), 4)
+    few, many = data.smoothness([0, 1], StepRule.POLYAK, torch.float64).tolist()
+    assert few == 0 and many > 1
+    assert data.smoothness([0, 1], StepRule.CONSTANT, torch.float64) is None

@@ -155,7 +155,7 @@ class BaseAlgorithm(Algorithm, ABC):
     def workload(self) -> Workload:
         """One exchange per round with `local_steps` local steps."""
         batch_size = None if self.batch_size == "all" else self.batch_size
-        return Workload(1, self.local_steps, batch_size, self.step_rule is not StepRule.CONSTANT, self.batch_sampling)
+        return Workload(1, self.local_steps, batch_size, self.step_rule, self.batch_sampling)
 
     def end_round(self, server: Any, clock: Clock) -> Any:
         """Return the server state unchanged."""
@@ -255,7 +255,7 @@ class BaseAlgorithm(Algorithm, ABC):
         """Return each client's step size along the gradient (times its gates, if given), before clipping.
 
         Polyak's step takes a loss above that of the zero model for that loss (a step that went too far is not followed by a longer one)
-        and is at most 1/L (it assumes a minimal loss of 0, which noisy targets do not have): decision F13.
+        and is at most 1/L if a client has more examples than features (it assumes a minimal loss of 0): decision F13.
         """
         rate, smoothness = self.learning_rate * self.learning_rate_factor(clock), batch.smoothness
         if self.step_rule is StepRule.POLYAK:

@@ -104,8 +104,7 @@ class FedSGD(BaseAlgorithm):
 def gradient_workload(algorithm: BaseAlgorithm, exchanges: int) -> Workload:
     """Return one gradient per exchange, and one exchange if a batch is all examples (L134-136)."""
     batch_size = None if algorithm.batch_size == "all" else algorithm.batch_size
-    needs_smoothness = algorithm.step_rule is not StepRule.CONSTANT
-    return Workload(1 if batch_size is None else exchanges, 1, batch_size, needs_smoothness, algorithm.batch_sampling)
+    return Workload(1 if batch_size is None else exchanges, 1, batch_size, algorithm.step_rule, algorithm.batch_sampling)
 
 
 def gradient_support(algorithm: BaseAlgorithm, vector_fields: tuple[str, ...]) -> EngineSupport:

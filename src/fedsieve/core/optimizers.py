@@ -36,7 +36,7 @@ class StepRule(StrEnum):
     CAPPED = "capped"
     """min(learning rate, 1/L) with the smoothness L of the client's loss (linear models)"""
     POLYAK = "polyak"
-    """min(learning rate * loss / |g|^2, 1/L): invariant to the scale of data and model"""
+    """learning rate * loss / |g|^2, at most 1/L if a client has more examples than features: invariant to the scale of data and model"""
 
 
 def initial_moments(like: Float[Tensor, " n"]) -> Moments:

@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from fedsieve.core.batches import BatchSampling, IndexedRows, SparseBatch
+from fedsieve.core.optimizers import StepRule
 from fedsieve.core.packets import Packet, SparseVector, concatenate
 from fedsieve.core.random import Draw
 
@@ -215,8 +216,8 @@ class Workload(NamedTuple):
     """local steps per exchange"""
     batch_size: int | None
     """examples per local step; None: all examples of the client"""
-    needs_smoothness: bool = False
-    """whether local steps read `Batch.smoothness`"""
+    step_rule: StepRule = StepRule.CONSTANT
+    """all but `constant` read `Batch.smoothness`"""
     batch_sampling: BatchSampling = BatchSampling.SHUFFLED
     """how a client draws its mini-batches"""
 

@@ -21,11 +21,6 @@ MAX_INDEXED_OUTPUTS = 16
 MAX_CURVATURE = {Loss.SQUARED: 2.0, Loss.LOGISTIC: 0.25, Loss.SOFTMAX: 0.5, Loss.MULTILABEL: 0.25}
 """The largest second derivative of the loss in the logits."""
 
-BOUND_SLACK = 32.0
-"""The bound on the curvature of a classification loss over what its gradients meet. It is large if clients have different means: the
-largest eigenvalue belongs to the mean, which gradients soon leave. These losses cannot diverge; the limit keeps steps bounded if loss
-and gradient vanish."""
-
 
 def model_size(objective: "Linear", *_: object) -> int:
     """The length that decides between kernel and reference: neither the batch nor the number of clients counts."""
@@ -199,4 +194,4 @@ class Linear:
 
     def local_smoothness(self, smoothness: Float[Tensor, " k"], loss_fraction: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
         """L of the squared loss, whose curvature is constant; other losses are flatter than their bound, the more so the smaller (F13)."""
-        return smoothness if self.loss is Loss.SQUARED else smoothness * loss_fraction / BOUND_SLACK
+        return smoothness if self.loss is Loss.SQUARED else smoothness * loss_fraction

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsieve.core.batches import BatchSampling, IndexedRows, SparseBatch, gather
+from fedsieve.core.optimizers import StepRule
 from fedsieve.core.random import generator
 from fedsieve.core.types import Batch, Clock, CsrMatrix, Objective, Workload
 
@@ -34,7 +35,7 @@ class ClientData:
         self._objective = objective
         self._batch_size = batch_size
         self._batch_sampling = batch_sampling
-        self._smoothness: dict[int, Tensor] = {}
+        self._smoothness: dict[int, float] = {}
         self._round_batches: tuple[tuple[int, ...], dict[tuple[int, ...], list[tuple[Tensor, Tensor]]]] = ((), {})
         """the key of the last round, and the indices and labels of its batches by stack of clients"""
 
@@ -80,14 +81,22 @@ class ClientData:
             return Batch(self.x[part], self.y[part])
         return self.sparse_batches(client, np.arange(self.num_examples(client))[None]).batch(0)[1]
 
-    def smoothness(self, clients: Sequence[int]) -> Tensor:
-        """Return L of each client's mini-batch loss; it is computed once per client."""
+    def smoothness(self, clients: Sequence[int], step_rule: StepRule, dtype: torch.dtype) -> Tensor | None:
+        """Return L of each client's mini-batch loss, computed once per client, or None if the step rule does not need it.
+
+        Polyak's rule assumes a minimal loss of 0. It needs no limit, so L counts as 0, for clients with at most as many examples as
+        features: a linear model can fit these exactly.
+        """
+        if step_rule is StepRule.CONSTANT:
+            return None
         for client in clients:
             if client not in self._smoothness:
-                examples = self.client(client)
-                batch_size = self._batch_size or self.num_examples(client)
-                self._smoothness[client] = self._objective.smoothness(examples, batch_size)
-        return torch.stack([self._smoothness[client] for client in clients])
+                num_examples = self.num_examples(client)
+                fits_exactly = step_rule is StepRule.POLYAK and num_examples <= self.num_features
+                batch_size = self._batch_size or num_examples
+                smoothness = 0.0 if fits_exactly else float(self._objective.smoothness(self.client(client), batch_size))
+                self._smoothness[client] = smoothness
+        return torch.tensor([self._smoothness[client] for client in clients], dtype=dtype, device=self.y.device)
 
 
 class SparseRoundData:

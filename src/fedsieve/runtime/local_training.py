@@ -29,7 +29,7 @@ class ClientEngine:
         sampler = partial(client_sampler, context.seed, clock.round, clock.exchange, dtype=context.dtype, device=context.device)
         for clients in stacks:
             client = type(state)(*(torch.stack([part] * len(clients)) if isinstance(part, Tensor) else part for part in state))
-            smoothness = self.data.smoothness(clients) if workload.needs_smoothness else None
+            smoothness = self.data.smoothness(clients, workload.step_rule, context.dtype)
             for step, batch in enumerate(self.data.batches(context.seed, clock, clients, workload)):
                 seeds = module_seeds(context.seed, clock, step, clients) if objective.has_random_layers else None
                 batch = batch._replace(smoothness=smoothness, module_seeds=seeds)

@@ -100,7 +100,7 @@ class SparseClientEngine:
     ) -> tuple[Any, np.ndarray]:
         """Take each step on the features of its batch; return the state and the number of steps of each active feature."""
         algorithm, objective, support = self.context.algorithm, self.objective, self.context.support
-        smoothness = self.data.smoothness(clients) if self.context.workload.needs_smoothness else None
+        smoothness = self.data.smoothness(clients, self.context.workload.step_rule, self.context.dtype)
         steps = np.zeros(len(view.features))
         for step in range(self.context.workload.local_steps):
             projected = support.projected_field
