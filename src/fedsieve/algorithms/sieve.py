@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from fedsieve.algorithms.base import BaseAlgorithm, project_to_budget, require_at_least, require_fraction, require_positive
+from fedsieve.algorithms.base import project_to_budget
+from fedsieve.algorithms.error_feedback import ErrorFeedback
 from fedsieve.algorithms.gated import gate_diagnostics, initial_log_alpha, open_ungated
+from fedsieve.algorithms.option_rules import require_at_least, require_positive
 from fedsieve.core import budgets, constraint, gates, optimizers, topk
 from fedsieve.core.aggregation import ClientWeighting
 from fedsieve.core.constraint import DualUpdate
@@ -27,9 +29,6 @@ from fedsieve.core.packets import Packet, sparse_packet
 from fedsieve.core.quantization import CODE_BITS, position_bits
 from fedsieve.core.random import Draw
 from fedsieve.core.types import Batch, Clock, EngineSupport, Layout, Objective, Reply
-
-FULL_COHORT = 5
-"""With fewer replies the server's step shrinks by the square root, as the standard error of their mean grows."""
 
 
 class Server(NamedTuple):
@@ -51,27 +50,20 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sieve(BaseAlgorithm):
+class Sieve(ErrorFeedback):
     """Saliency gates, error feedback at the server, and an L0 constraint that holds in every round."""
 
     shape: ClassVar[HardConcrete] = HardConcrete()
     """the distribution of the gates"""
-    unsupported_options: ClassVar[frozenset[str]] = frozenset({"server_optimizer", "server_momentum"})
     learning_rate: float = 2.0
     batch_size: int | Literal["all"] = 64
     client_weighting: ClientWeighting = field(default=ClientWeighting.SQRT, metadata={"section": "federation"})
-    bits: Literal[32, 16, 8, 4] = 4
-    """bits per value of broadcasts while searching (afterwards at least 8), and of replies after the search"""
-    residual_decay: float = 0.97
-    """fraction of the weights left out of a broadcast that the server keeps for the next round (error feedback)"""
     gate_rate: float = 0.3
     """step of log_alpha along the saliency, in units of its root mean square over m weights"""
     reply_budget: float = 1.0
     """size of a reply while searching, relative to the m largest entries with 8 bits"""
     reply_bits: Literal[8, 4, 1, "best"] = "best"
     """bits per value of a reply while searching: those that explain most of the update, or a fixed number (1: signs)"""
-    search_fraction: float = 0.8
-    """fraction of the rounds in which the support may change"""
     initial_gate_probability: float = 0.5
     """rho_init: log_alpha starts at its logit, and the expected density falls from there to the target"""
     dual_update: Literal[DualUpdate.BISECTION, DualUpdate.OFF] = DualUpdate.BISECTION
@@ -81,18 +73,8 @@ class Sieve(BaseAlgorithm):
         """Validate the options."""
         super().__post_init__()
         require_at_least(0, gate_rate=self.gate_rate)
-        require_positive(reply_budget=self.reply_budget, search_fraction=self.search_fraction)
-        require_fraction(search_fraction=self.search_fraction)
+        require_positive(reply_budget=self.reply_budget)
         initial_log_alpha(self.initial_gate_probability)
-
-    @property
-    def milestones(self) -> dict[str, float]:
-        """The end of the search, in addition to the schedule's milestones."""
-        return super().milestones | {"search ends": self.search_fraction}
-
-    def is_searching(self, clock: Clock) -> bool:
-        """Return whether the support may still change."""
-        return clock.round < self.search_fraction * clock.num_rounds
 
     def init(self, layout: Layout, weights: Float[Tensor, " p"], draw: Draw) -> Server:
         """Start with equal gates."""
@@ -102,8 +84,7 @@ class Sieve(BaseAlgorithm):
     def broadcast(self, server: Server, clock: Clock, draw: Draw) -> Packet:
         """Send the top m weights and the two values of log_alpha."""
         mask = self.support_mask(server.weights, server.log_alpha, server.layout, clock)
-        bits = self.bits if self.is_searching(clock) else max(self.bits, 8)  # after the search rounding is the only noise left
-        packet = sparse_packet(topk.mask_to_indices(mask), {"weights": server.weights}, bits, draw)
+        packet = sparse_packet(topk.mask_to_indices(mask), {"weights": server.weights}, self.broadcast_bits(clock), draw)
         packet.scalars.update(mean_gates(server.log_alpha, mask, server.layout))
         return packet
 
@@ -154,17 +135,14 @@ class Sieve(BaseAlgorithm):
                 "update", update, probability, layout, max_bytes, allowed_bits, draw, 1 if layout.groups is None else num_kept
             )
         else:
-            mask = (client.packet.support_mask(weights.dtype) > 0).expand_as(weights)
-            packet = sparse_packet(topk.mask_to_indices(mask), {"update": update}, self.bits, draw)
+            packet = self.encode_on_support(client.packet, update, draw)
         packet.scalars.update(mean_gates(log_alpha, self.support_mask(weights, log_alpha, layout, clock), layout))
         return packet
 
     def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
         """theta <- sent + server_rate * mean update + residual_decay * (theta - sent); then the dual, by bisection."""
-        sent = packet.field_dense("weights", server.weights.dtype)
         mean = self.aggregate_replies(packet, replies, server.weights, clock, draw)
-        rate = self.server_learning_rate * (min(len(replies) / FULL_COHORT, 1.0) ** 0.5 if self.is_searching(clock) else 1.0)
-        weights = sent + rate * mean["update"] + self.residual_decay * (server.weights - sent)
+        weights = self.apply_update(server.weights, packet, mean["update"], len(replies), clock)
         mask = self.support_mask(weights, server.log_alpha, server.layout, clock)
         gate_means = torch.cat((mean["kept_gate"], mean["default_gate"]))
         shift = torch.zeros_like(server.multiplier)
@@ -201,10 +179,6 @@ class Sieve(BaseAlgorithm):
     def all_reply_fields(self) -> frozenset[str]:
         """The update and the mean gates."""
         return frozenset({"update", "kept_gate", "default_gate"})
-
-    def public_support(self, packet: Packet, clock: Clock) -> Int64[Tensor, " m"] | None:
-        """Return None while searching, then the support of the broadcast."""
-        return None if self.is_searching(clock) else packet.support
 
     @property
     def engine_support(self) -> EngineSupport:
