@@ -35,8 +35,6 @@ from fedsieve.core.types import Algorithm, Batch, Clock, Layout, Objective, Repl
 
 DENSITY_SCHEDULE_OPTIONS = frozenset({"density_schedule", "initial_density", "anneal_start", "anneal_end", "warmup"})
 """Options of the density of messages. Algorithms with dense messages or a fixed support do not support them."""
-INITIAL_DENSITY_FACTOR, MAX_INITIAL_DENSITY = 6.0, 0.3
-"""Initial density of an annealed schedule: this factor times the target, at most this density (decision H8)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +49,9 @@ class BaseAlgorithm(Algorithm, ABC):
     """bits per value in messages; None if the algorithm decides"""
     unsupported_options: ClassVar[frozenset[str]] = frozenset()
     """options below that have no effect on this algorithm; it does not offer them and rejects other values"""
+    initial_density_factor: ClassVar[float] = 6.0
+    max_initial_density: ClassVar[float] = 0.3
+    """initial density of an annealed schedule: the factor times the target, at most this density (decision H8)"""
     recipes: ClassVar[Recipes] = {}
     """other sets of defaults; an algorithm without recipes does not offer the option `recipe`"""
 
@@ -204,7 +205,9 @@ class BaseAlgorithm(Algorithm, ABC):
     @property
     def initial_message_density(self) -> float:
         """The density of messages at the start of an annealed schedule."""
-        return min(INITIAL_DENSITY_FACTOR * self.density, MAX_INITIAL_DENSITY) if self.initial_density is None else self.initial_density
+        if self.initial_density is not None:
+            return self.initial_density
+        return min(self.initial_density_factor * self.density, self.max_initial_density)
 
     def message_density(self, clock: Clock) -> float:
         """Return the density of this round's messages: 1 during warm-up, then constant or a cubic decrease (Zhu & Gupta 2017)."""

@@ -99,17 +99,21 @@ PAPER_RECIPE = PAPER_OPTIONS | {
 class FlopsPA(GatedAlgorithm):
     """FLoPS with parameter averaging and sparse messages in both directions.
 
-    By default messages contain log_alpha and become sparser until 80 % of the rounds, and log_alpha is scaled in the second half, so that
+    By default messages contain log_alpha with 4 bits and become sparser until 80 % of the rounds. Log_alpha is scaled in the second half:
     every gate ends open or closed (decision E9). Recipe paper is Algorithm 2 as printed; only received gates stay 1e-6 away from 0 and 1,
     where the paper's inverse is infinite (decision E1).
     """
 
     recipes: ClassVar[Recipes] = {Recipe.PAPER: PAPER_RECIPE}
     paper_dual_rate: ClassVar[float] = 0.1
+    initial_density_factor: ClassVar[float] = 9.0
+    max_initial_density: ClassVar[float] = 0.45
 
     learning_rate: float = 1.5
     residual_decay: float = 0.95
     density_schedule: DensitySchedule = DensitySchedule.CUBIC
+    initial_density: float | None = None
+    """density of messages at the start of an annealed schedule (default: nine times the target, at most .45)"""
     anneal_end: float = 0.8
     initial_gate_probability: float = 0.9
     local_gate_noise: GateNoise = GateNoise.SAMPLED
@@ -257,7 +261,7 @@ class FlopsPA(GatedAlgorithm):
         if self.gate_encoding is GateEncoding.LOG_ALPHA:
             if layout.num_ungated:  # the limit of ungated coordinates would determine the scale of all levels
                 inside = inside.masked_fill(support >= layout.num_gated, 0.0)
-            packet.fields["log_alpha"] = quantize(inside, self.bits, draw, "log_alpha", zero_free=False)
+            packet.fields["log_alpha"] = quantize(inside, self.log_alpha_bits, draw, "log_alpha", zero_free=False)
             packet.scalars["default_gate"] = mean_off_support(outside, support, layout.size).to(torch.float32)
         else:
             gate = self.noisy_gates(outside.scatter(-1, support, inside), layout, draw, "message gates", self.message_gate_noise).value
@@ -288,6 +292,11 @@ class FlopsPA(GatedAlgorithm):
     def gate_field(self) -> str:
         """The field of a message that represents the gates."""
         return "gates" if self.gate_encoding is GateEncoding.GATES else "log_alpha"
+
+    @property
+    def log_alpha_bits(self) -> int:
+        """Bits per log_alpha: 4 if values are levels, because log_alpha varies little before scaling and has two values after it."""
+        return 4 if self.bits <= 8 else self.bits
 
     @property
     def all_reply_fields(self) -> frozenset[str]:
