@@ -22,6 +22,7 @@ from fedsieve.core import gates
 from fedsieve.core.aggregation import ClientWeighting
 from fedsieve.core.constraint import DualUpdate
 from fedsieve.core.optimizers import Optimizer, StepRule
+from fedsieve.core.quantization import quantize
 from fedsieve.core.random import client_sampler, server_sampler
 from fedsieve.core.schedules import DensitySchedule, LogAlphaScaling
 from fedsieve.core.types import Batch, Clock, Reply
@@ -429,3 +430,13 @@ def test_every_recipe_recovers_a_sparse_truth(recipe):
     last = train_run(small_run("flops-pa", algorithm=FlopsPA(**recipe), **settings))[-1].metrics
     assert last["tdr"] == 1.0
     assert last["r2"] > 0.93
+
+
+@pytest.mark.parametrize(("bits", "log_alpha_bits"), [(32, 32), (16, 16), (8, 4), (4, 4)])
+def test_log_alpha_has_four_bits_if_values_are_levels(bits, log_alpha_bits):
+    method = replace(PLAIN, bits=bits, gate_encoding=GateEncoding.LOG_ALPHA)
+    weights, log_alpha = state()
+    packet = method.encode_message(weights, log_alpha, OBJECTIVE.layout, CLOCK, stack_noise())
+    reference = quantize(log_alpha.gather(-1, packet.support), log_alpha_bits, stack_noise(), "log_alpha", zero_free=False)
+    assert packet.fields["log_alpha"].coding is reference.coding
+    assert torch.equal(packet.fields["log_alpha"].codes, reference.codes)

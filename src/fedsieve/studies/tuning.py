@@ -30,7 +30,7 @@ SCHEDULES = (
         for start, end in ((None, 0.5), (None, 0.8), (1.0, 0.8))
     ),
 )
-"""Messages of one density, or from six times the density or all weights until half or 80 % of the rounds."""
+"""Messages of one density, or from a multiple of the density (H8) or all weights until half or 80 % of the rounds."""
 GATE_NOISE = tuple({"local_gate_noise": noise} for noise in GateNoise)
 NUM_TRIALS = 12
 
