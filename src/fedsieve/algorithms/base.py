@@ -325,6 +325,11 @@ class BaseAlgorithm(Algorithm, ABC):
         decoded = self.decode_replies(replies, dtype, sent)
         return {name: vectors - sent[name] if name in sent else vectors for name, vectors in decoded.items()}
 
+    def reply_weights(self, replies: Sequence[Reply], like: Float[Tensor, " p"]) -> Float[Tensor, " k"]:
+        """Return the weight of each reply in their mean."""
+        counts = replies.num_examples if isinstance(replies, StackedReplies) else [reply.num_examples for reply in replies]
+        return client_weights(tuple(counts), self.client_weighting, like.dtype, like.device)
+
     def aggregate_replies(
         self,
         packet: Packet,
@@ -340,8 +345,7 @@ class BaseAlgorithm(Algorithm, ABC):
         A robust or private aggregate is the broadcast plus an aggregate of the deltas; there a missing entry is no change. Dense
         `gradients` are averaged in quantized form.
         """
-        counts = replies.num_examples if isinstance(replies, StackedReplies) else [reply.num_examples for reply in replies]
-        weights = client_weights(tuple(counts), self.client_weighting, like.dtype, like.device)
+        weights = self.reply_weights(replies, like)
         if self.privacy is not None or self.aggregator is not Aggregator.WEIGHTED:
             sent, deltas = self.decode_dense(packet, like.dtype), self.client_deltas(packet, replies, like.dtype)
             if self.privacy is None:

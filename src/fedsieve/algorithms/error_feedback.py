@@ -4,21 +4,21 @@ Error feedback: Karimireddy et al. 2019, arXiv 1901.09847. Here only the server 
 """
 
 from abc import ABC
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.algorithms.option_rules import require_fraction, require_positive
 from fedsieve.core import topk
+from fedsieve.core.aggregation import Aggregator
 from fedsieve.core.packets import Packet, sparse_packet
 from fedsieve.core.random import Draw
-from fedsieve.core.types import Clock
-
-FULL_COHORT = 5
-"""With fewer replies the server's step shrinks by the square root, as the standard error of their mean grows."""
+from fedsieve.core.types import Clock, Reply
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +57,27 @@ class ErrorFeedback(BaseAlgorithm, ABC):
         mask = (packet.support_mask(update.dtype) > 0).expand_as(update)
         return sparse_packet(topk.mask_to_indices(mask), {"update": update}, self.bits, draw)
 
-    def apply_update(
-        self, weights: Float[Tensor, " p"], packet: Packet, update: Float[Tensor, " p"], num_replies: int, clock: Clock
-    ) -> Float[Tensor, " p"]:
+    def apply_update(self, weights: Float[Tensor, " p"], packet: Packet, update: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
         """Return sent + server_rate * update + residual_decay * (weights - sent)."""
         sent = packet.field_dense("weights", weights.dtype)
-        rate = self.server_learning_rate * (min(num_replies / FULL_COHORT, 1.0) ** 0.5 if self.is_searching(clock) else 1.0)
-        return sent + rate * update + self.residual_decay * (weights - sent)
+        return sent + self.server_learning_rate * update + self.residual_decay * (weights - sent)
+
+    def aggregate_updates(
+        self, packet: Packet, replies: Sequence[Reply], like: Float[Tensor, " p"], clock: Clock, draw: Draw
+    ) -> dict[str, Float[Tensor, " _n"]]:
+        """Return the mean of the replies; while searching, the mean update is as long as the updates (their root mean square).
+
+        A mean of updates is shorter than they are, the more so the less they agree: by the square root of their number if they are
+        orthogonal. FedExP (Jhunjhunwala et al. 2023, arXiv 2301.09604) sets its server rate by the same ratio. Under a robust or private
+        aggregate the update keeps its length, because single replies must not change it.
+        """
+        mean = self.aggregate_replies(packet, replies, like, clock, draw)
+        if self.is_searching(clock) and self.privacy is None and self.aggregator is Aggregator.WEIGHTED:
+            weights = self.reply_weights(replies, like)
+            squares = [reply.packet.fields["update"].decode(like.dtype).square().sum() for reply in replies]
+            length = (weights * torch.stack(squares)).sum().sqrt()
+            mean["update"] *= length / torch.linalg.vector_norm(mean["update"]).clamp_min(torch.finfo(like.dtype).tiny)
+        return mean
 
     def public_support(self, packet: Packet, clock: Clock) -> Int64[Tensor, " m"] | None:
         """Return None while searching, then the support of the broadcast."""

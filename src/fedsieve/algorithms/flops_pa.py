@@ -295,7 +295,7 @@ class FlopsPA(GatedAlgorithm):
 
     @property
     def log_alpha_bits(self) -> int:
-        """Bits per log_alpha: 4 if values are levels, because log_alpha varies little before scaling and is mostly at its limits after it."""
+        """Bits per log_alpha: 4 if values are levels, as log_alpha varies little before scaling and is mostly at its limits after it."""
         return 4 if self.bits <= 8 else self.bits
 
     @property

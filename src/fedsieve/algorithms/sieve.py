@@ -141,8 +141,8 @@ class Sieve(ErrorFeedback):
 
     def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
         """theta <- sent + server_rate * mean update + residual_decay * (theta - sent); then the dual, by bisection."""
-        mean = self.aggregate_replies(packet, replies, server.weights, clock, draw)
-        weights = self.apply_update(server.weights, packet, mean["update"], len(replies), clock)
+        mean = self.aggregate_updates(packet, replies, server.weights, clock, draw)
+        weights = self.apply_update(server.weights, packet, mean["update"])
         mask = self.support_mask(weights, server.log_alpha, server.layout, clock)
         gate_means = torch.cat((mean["kept_gate"], mean["default_gate"]))
         shift = torch.zeros_like(server.multiplier)
