@@ -18,6 +18,7 @@ ALGORITHMS = {
     "fed-l1": ("fed_l1", "FedL1"),
     "fed-sgd": ("fed_sgd", "FedSGD"),
     "random-mask": ("masked", "RandomMask"),
+    "sign-ht": ("sign_ht", "SignHT"),
 }
 """Name -> (module, class)."""
 
