@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedsieve import wire
 from fedsieve.core.packets import Packet, seed_packet, sparse_packet
-from fedsieve.core.quantization import Coding, QuantizedField, quantize_gates
+from fedsieve.core.quantization import SCALED_CODINGS, Coding, QuantizedField, quantize_gates
 from fedsieve.core.random import client_sampler
 from fedsieve.wire import MessageId, PacketError, decode, encode
 
@@ -36,8 +36,14 @@ def same(a: Packet, b: Packet) -> bool:
 
 
 def codes(coding: Coding, count: int, rng: np.random.Generator) -> QuantizedField:
-    scale = torch.tensor(float(rng.random(dtype=np.float32)) + 0.1) if coding in (2, 3, 4, 5, 7) else None
-    ranges = {Coding.LEVELS8: (-127, 128), Coding.LEVELS4: (-7, 8), Coding.MIDPOINT8: (-128, 128), Coding.MIDPOINT4: (-8, 8)}
+    scale = torch.tensor(float(rng.random(dtype=np.float32)) + 0.1) if coding in SCALED_CODINGS else None
+    ranges = {
+        Coding.LEVELS8: (-127, 128),
+        Coding.LEVELS4: (-7, 8),
+        Coding.MIDPOINT8: (-128, 128),
+        Coding.MIDPOINT4: (-8, 8),
+        Coding.NORMAL2: (-2, 2),
+    }
     if coding in ranges:
         return QuantizedField(torch.from_numpy(rng.integers(*ranges[coding], count).astype(np.int8)), scale, coding)
     if coding is Coding.SIGNS:

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedsieve.core.packets import SparseVector
-from fedsieve.core.quantization import QuantizedField
+from fedsieve.core.quantization import Coding, QuantizedField
 from fedsieve.kernels import accelerated
 
 
@@ -61,7 +61,7 @@ def mean(vectors: Float[Tensor, "k n"], weights: Float[Tensor, " k"]) -> Float[T
     "mean_of_levels",
     tensors=("weights", "field.scale"),
     size=lambda field, _: field.codes.shape[-1],
-    condition=lambda field, _: field.scale is not None and field.codes.is_contiguous(),
+    condition=lambda field, _: field.scale is not None and field.coding is not Coding.NORMAL2 and field.codes.is_contiguous(),
 )
 def quantized_mean(field: QuantizedField, weights: Float[Tensor, " k"]) -> Float[Tensor, " n"]:
     """sum_k w_k v_k of the decoded values of a dense stack."""

@@ -13,6 +13,9 @@ from fedsieve.core.random import Draw
 GATE_FIELDS = frozenset({"gates", "gate", "log_alpha", "kept_gate", "default_gate", "multiplier"})
 """Fields and scalars that are gates or their multiplier: they have their own limits and their own mean."""
 
+SEED_SCALARS = frozenset({"rotation"})
+"""Scalars that are seeds of random numbers: they have no size and no mean."""
+
 
 class SparseVector(NamedTuple):
     """A vector, or a stack of them, as a packet holds it: values at a support (all coordinates if None), and a default for the rest."""

@@ -2,7 +2,7 @@
 
 from enum import IntEnum
 from math import inf, lgamma, log
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Float32, Int8
@@ -29,14 +29,18 @@ class Coding(IntEnum):
     """code / 255, code in 0..255: for gates"""
     SIGNS = 7
     """code * scale, code -1 or 1: one bit per value and one magnitude for all"""
+    NORMAL2 = 8
+    """NORMAL_CENTROIDS[code + 2] * scale, code in -2..1: for normally distributed values"""
 
 
-SCALED_CODINGS = {Coding.LEVELS8, Coding.LEVELS4, Coding.MIDPOINT8, Coding.MIDPOINT4, Coding.SIGNS}
+SCALED_CODINGS = {Coding.LEVELS8, Coding.LEVELS4, Coding.MIDPOINT8, Coding.MIDPOINT4, Coding.SIGNS, Coding.NORMAL2}
 MIDPOINT_CODINGS = {Coding.MIDPOINT8, Coding.MIDPOINT4}
 LEVELS_BY_BITS = {8: Coding.LEVELS8, 4: Coding.LEVELS4}
 MIDPOINT_BY_BITS = {8: Coding.MIDPOINT8, 4: Coding.MIDPOINT4}
 ALLOWED_BITS = (32, 16, 8, 4)
 """Bits per value of a message: 32 and 16 are floats, 8 and 4 are levels with one scale per packet."""
+NORMAL_CENTROIDS, NORMAL_THRESHOLD = (-1.5104176, -0.4527800, 0.4527800, 1.5104176), 0.9815988
+"""The four values closest to a standard normal variate in mean squared distance (Lloyd 1957, Max 1960), and where the outer ones begin."""
 
 
 CODE_BITS = (8, 4, 1)
@@ -68,6 +72,9 @@ class QuantizedField(NamedTuple):
             return self.codes.to(dtype) / 255
         if self.scale is None:
             return self.codes.to(dtype)
+        if self.coding is Coding.NORMAL2:
+            levels = torch.tensor(NORMAL_CENTROIDS, dtype=dtype, device=self.codes.device)[self.codes.to(torch.int64) + 2]
+            return levels.mul_(self.scale[..., None])
         levels = self.codes.to(dtype)
         if offset := self.level_offset:
             levels += offset
@@ -107,6 +114,23 @@ def quantize_signs(values: Float[Tensor, "*k m"]) -> QuantizedField:
     """Signs and the mean magnitude: the closest one-bit message in squared distance (Bernstein et al. 2018)."""
     scale = values.abs().mean(-1).to(torch.float32).clamp_min(torch.finfo(torch.float32).tiny)
     return QuantizedField(torch.where(values < 0, -1, 1).to(torch.int8), scale, Coding.SIGNS)
+
+
+def quantize_normal(values: Float[Tensor, "*k m"], bits: Literal[1, 2]) -> QuantizedField:
+    """Round normally distributed values with mean 0 to the nearest of two or four centroids c.
+
+    The scale |x|^2 / <c, x> makes the projection of the message on the values x the values themselves; after a random rotation the message
+    is then unbiased (EDEN, Vargaftik et al. 2022, arXiv 2108.08842).
+    """
+    energy = values.square().sum(-1)
+    codes = torch.where(values < 0, -1, 1).to(torch.int8)
+    if bits == 2:
+        outer = values.abs() > NORMAL_THRESHOLD * (energy / values.shape[-1]).sqrt()[..., None]
+        codes = torch.where(values < 0, -1 - outer.to(torch.int8), outer.to(torch.int8)).to(torch.int8)
+    field = QuantizedField(codes, torch.ones_like(energy, dtype=torch.float32), Coding.SIGNS if bits == 1 else Coding.NORMAL2)
+    explained = (field.decode(values.dtype) * values).sum(-1)
+    tiny = torch.finfo(torch.float32).tiny
+    return field._replace(scale=(energy / explained.clamp_min(tiny)).to(torch.float32).clamp_min(tiny))
 
 
 class Code(NamedTuple):

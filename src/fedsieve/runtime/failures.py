@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedsieve.core.budgets import floor_of_decimal
 from fedsieve.core.gates import LOG_ALPHA_LIMIT
-from fedsieve.core.packets import GATE_FIELDS, Packet
+from fedsieve.core.packets import GATE_FIELDS, SEED_SCALARS, Packet
 from fedsieve.core.quantization import Coding, QuantizedField
 from fedsieve.core.random import derive_key, generator, uniforms
 from fedsieve.core.types import Clock, Exchange, ExchangeResult, Reply, Traffic
@@ -117,7 +117,7 @@ class FaultyExchange:
         return result._replace(replies=replies, rejected=rejected)
 
     def corrupt_reply(self, reply: Reply, sent: Packet, clock: Clock) -> Reply:
-        """Return the reply of a malicious client: the attack changes every field and every scalar."""
+        """Return the reply of a malicious client: the attack changes every field and every scalar except seeds."""
         draw = generator(self.seed, "attack", clock.round, clock.exchange, reply.client)
         honest_packet, default_gate = reply.packet, sent.scalars.get("default_gate", 0.0)
         fields = {}
@@ -133,7 +133,9 @@ class FaultyExchange:
             )
             fields[name] = QuantizedField(self.corrupt_field(name, honest, base, draw), None, Coding.FLOAT32)
         scalars = {
-            name: self.corrupt_field(name, value[None], sent.scalars.get(name, torch.zeros(()))[None].to(value), draw)[0]
+            name: value
+            if name in SEED_SCALARS
+            else self.corrupt_field(name, value[None], sent.scalars.get(name, torch.zeros(()))[None].to(value), draw)[0]
             for name, value in honest_packet.scalars.items()
         }
         return reply._replace(packet=honest_packet._replace(fields=fields, scalars=scalars))

@@ -28,10 +28,10 @@ from fedsieve.wire.positions import (
 
 MAGIC = b"fS"
 VERSION = 1
-FIELD_NAMES = ("theta", "gates", "log_alpha", "weights", "gradient", "gate_gradient", "update")
+FIELD_NAMES = ("theta", "gates", "log_alpha", "weights", "gradient", "gate_gradient", "update", "saliency")
 GATE_TRAFFIC_FIELDS = frozenset({"gates", "log_alpha", "gate_gradient"})
 """Fields of gates; all other fields are of weights."""
-SCALAR_NAMES = ("default_gate", "multiplier", "kept_gate")
+SCALAR_NAMES = ("default_gate", "multiplier", "kept_gate", "rotation")
 CHECKSUM_BYTES = 4
 MAX_SIZE = 1 << 31
 NUMPY_DTYPES = {Coding.FLOAT32: "<f4", Coding.FLOAT16: "<f2", Coding.UNIT8: "u1"}
@@ -123,6 +123,8 @@ def _encode_values(field: QuantizedField, num_packets: int) -> list[bytes]:
         rows = nibbles[:, 0::2] << 4 | nibbles[:, 1::2]
     elif field.coding is Coding.SIGNS:
         rows = np.packbits(codes > 0, axis=-1)
+    elif field.coding is Coding.NORMAL2:
+        rows = np.packbits(((codes + 2)[..., None] >> np.array((1, 0)) & 1).reshape(num_packets, -1), axis=-1)
     else:
         rows = codes.astype(NUMPY_DTYPES.get(field.coding, "i1"), copy=False)
     if field.scale is None:
@@ -212,6 +214,11 @@ def _read_values(reader: Reader, count: int, coding: Coding, name: str) -> Quant
         if bits[count:].any():
             raise PacketError(f"padding of {name} is not zero")
         codes = (2 * bits[:count].astype(np.int8) - 1).astype(np.int8)
+    elif coding is Coding.NORMAL2:
+        bits = np.unpackbits(np.frombuffer(reader.read((2 * count + 7) // 8, name), np.uint8))
+        if bits[2 * count :].any():
+            raise PacketError(f"padding of {name} is not zero")
+        codes = (2 * bits[: 2 * count : 2] + bits[1 : 2 * count : 2]).astype(np.int8) - np.int8(2)
     else:
         kind = np.dtype(NUMPY_DTYPES.get(coding, "i1"))
         codes = np.frombuffer(reader.read(count * kind.itemsize, name), kind).astype(kind.newbyteorder("="))
