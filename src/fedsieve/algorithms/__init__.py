@@ -19,6 +19,7 @@ ALGORITHMS = {
     "fed-sgd": ("fed_sgd", "FedSGD"),
     "random-mask": ("masked", "RandomMask"),
     "sign-ht": ("sign_ht", "SignHT"),
+    "ssfl": ("ssfl", "SSFL"),
 }
 """Name -> (module, class)."""
 

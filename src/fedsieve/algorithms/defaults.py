@@ -6,6 +6,7 @@ from typing import Any
 from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.algorithms.recipes import Recipe, recipe_values
+from fedsieve.algorithms.ssfl import Saliency
 from fedsieve.core.budgets import BudgetRule
 from fedsieve.core.optimizers import StepRule
 from fedsieve.core.schedules import DensitySchedule
@@ -21,6 +22,7 @@ NETWORK_DEFAULTS = {
     "max_gradient_norm": 1.0,
     "local_steps": 60,
     "exchanges": 60,
+    "saliency": Saliency.WEIGHT_TIMES_GRADIENT,
 }
 """For networks, whose flat regions make the Polyak step diverge: budgets per layer, annealed density, clipped steps."""
 
