@@ -20,6 +20,7 @@ ALGORITHMS = {
     "random-mask": ("masked", "RandomMask"),
     "sign-ht": ("sign_ht", "SignHT"),
     "ssfl": ("ssfl", "SSFL"),
+    "fed-dst": ("fed_dst", "FedDST"),
 }
 """Name -> (module, class)."""
 
