@@ -21,6 +21,7 @@ ALGORITHMS = {
     "sign-ht": ("sign_ht", "SignHT"),
     "ssfl": ("ssfl", "SSFL"),
     "fed-dst": ("fed_dst", "FedDST"),
+    "eden": ("eden", "Eden"),
 }
 """Name -> (module, class)."""
 
