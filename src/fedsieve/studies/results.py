@@ -29,7 +29,7 @@ PAPER_RECIPE, PAPER_DUAL, RECOMMENDED_DUAL, BISECTION = "recipe paper", "the pap
 """Values of the label `variant` in `constraint`. All variants that solve the dual exactly begin with `bisection`."""
 REFERENCE_ALGORITHM = "sieve"
 """The algorithm whose bytes are the limit in `equal-bytes`."""
-DENSE_ALGORITHMS = ("flops", "fed-ht", "fed-avg")
+DENSE_ALGORITHMS = ("flops", "fed-ht", "fed-avg", "eden")
 """Algorithms with dense messages. `equal-bytes` shows them, but does not count them as competitors."""
 
 Row = dict[str, Any]

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.algorithms.flops_pa import GateNoise
+from fedsieve.algorithms.ssfl import Saliency
 from fedsieve.core.schedules import DensitySchedule
 from fedsieve.core.settings import field_types, parse_settings
 from fedsieve.experiments.config import EvaluationSplit, RunConfig
@@ -32,6 +33,14 @@ SCHEDULES = (
 )
 """Messages of one density, or from a multiple of the density (H8) or all weights until half or 80 % of the rounds."""
 GATE_NOISE = tuple({"local_gate_noise": noise} for noise in GateNoise)
+OWN_OPTIONS = (
+    {"reply_entries": 4.0},
+    {"saliency": Saliency.WEIGHT_TIMES_GRADIENT},
+    {"adjust_fraction": 0.2},
+    {"adjust_interval": 10},
+    {"update_bits": 2},
+)
+"""Options that only one algorithm has."""
 NUM_TRIALS = 12
 
 
@@ -42,7 +51,7 @@ def candidate_options(algorithm: BaseAlgorithm, num_trials: int, fixed_options: 
         fixed_options |= {*SCHEDULES[1]}
     tunable, defaults = algorithm.option_names() - fixed_options, vars(algorithm)
     rates: list[dict[str, Any]] = [{rate: factor * getattr(algorithm, rate)} for factor in LEARNING_RATE_FACTORS]
-    others: list[dict[str, Any]] = [*({"batch_size": size} for size in BATCH_SIZES), *SCHEDULES, *GATE_NOISE]
+    others: list[dict[str, Any]] = [*({"batch_size": size} for size in BATCH_SIZES), *SCHEDULES, *GATE_NOISE, *OWN_OPTIONS]
     candidates: list[dict[str, Any]] = []
     for options in ({}, *rates[:2], *others, *rates[2:], *(one | other for one, other in product(rates, others))):
         changed = {name: value for name, value in options.items() if name in tunable and value != defaults[name]}

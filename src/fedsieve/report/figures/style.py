@@ -27,6 +27,10 @@ ALGORITHM_COLOURS = {
     "gradual": "#B8A800",
     "fed-l1": "#8C4B2F",
     "random-mask": "#7B5EA7",
+    "sign-ht": "#F0A3C8",
+    "ssfl": "#3E7C3A",
+    "fed-dst": "#8FB339",
+    "eden": "#3B3B98",
 }
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A7A7A", "#B8A800", "#8C4B2F")
 CAPTION_CHARACTERS_PER_INCH, CAPTION_LINE_INCHES = 20, 0.13
@@ -44,6 +48,10 @@ ALGORITHM_LABELS = {
     "gradual": "gradual pruning",
     "fed-l1": "L1",
     "random-mask": "random mask",
+    "sign-ht": "Sign-HT",
+    "ssfl": "SSFL",
+    "fed-dst": "FedDST",
+    "eden": "EDEN",
 }
 TASK_LABELS = {
     "lr": "LR",
