@@ -76,7 +76,7 @@ def test_every_shared_option_of_an_algorithm_changes_its_run(method):
     for name in cls.option_names() & OTHER.keys():
         around, value = OTHER[name]
         around = {key: setting for key, setting in around.items() if key in cls.option_names()}
-        if (method, name) == ("fed-l1", "anneal_end"):  # it keeps more weights than a schedule that ends early
+        if name == "anneal_end" and method in ("fed-l1", "sign-ht", "eden"):  # .3 and their .5 keep equally many weights here
             value = 0.9
         if name in SWAPPED:
             own = getattr(cls, name)

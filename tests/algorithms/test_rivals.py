@@ -18,6 +18,8 @@ from fedsieve.core.rotation import hadamard, rotate, rotate_back
 from fedsieve.core.schedules import DensitySchedule
 from fedsieve.core.types import Batch, Clock, Layout, Reply
 from fedsieve.objectives.linear import Linear, Loss
+from helpers.algorithms import make_algorithm
+from helpers.runs import small_run, train_run
 
 F, M, STEPS, RATE = 20, 4, 3, 0.05
 MODEL = Linear(loss=Loss.SQUARED, num_features=F)
@@ -134,6 +136,13 @@ def test_ssfl_selects_the_mask_by_saliency_once_and_then_averages_under_it(salie
     mean = sum(w * rounded(local_sgd(theta * mask, client, mask)) for client, w in enumerate((0.75, 0.25)))
     torch.testing.assert_close(algorithm.parameters(after), mean)
     assert torch.equal(algorithm.select_mask(after), mask > 0)
+
+
+def test_all_clients_send_saliencies_to_ssfl_unless_one_cohort_is_asked():
+    for scoring, first in (("all", 12), ("cohort", 6)):
+        rounds = train_run(small_run("ssfl", algorithm=make_algorithm("ssfl", scoring_clients=scoring)))
+        assert [len(each.result.cohort) for each in rounds] == [first, 6, 6, 6]
+        assert rounds[0].metrics["bytes_up"] >= first * 40 and rounds[1].metrics["bytes_up_positions"] == 6
 
 
 # fed-dst

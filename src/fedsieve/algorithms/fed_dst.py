@@ -58,11 +58,12 @@ class FedDST(BaseAlgorithm):
 
     unsupported_options: ClassVar[frozenset[str]] = DENSITY_SCHEDULE_OPTIONS
 
+    learning_rate: float = 2.0
     residual_decay: float = 1.0
     """fraction of the quantization error of a broadcast that the server keeps for the next round"""
-    adjust_fraction: float = 0.5
+    adjust_fraction: float = 0.2
     """fraction of each layer's kept weights that a client prunes and regrows at first; it decays along half a cosine to zero"""
-    adjust_interval: int = 5
+    adjust_interval: int = 2
     """number of rounds from one change of the mask to the next"""
     adjust_end: float = 0.8
     """fraction of the rounds after which the mask is fixed"""

@@ -48,7 +48,7 @@ class SignHT(ErrorFeedback):
     learning_rate: float = 2.0
     batch_size: int | Literal["all"] = 64
     client_weighting: ClientWeighting = field(default=ClientWeighting.SQRT, metadata={"section": "federation"})
-    server_learning_rate: float = 2.0
+    server_learning_rate: float = 3.0
     reply_entries: float = 2.0
     """k: number of signs in a reply while searching, relative to m"""
 

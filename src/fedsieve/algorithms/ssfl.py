@@ -1,21 +1,21 @@
 """SSFL (Ohib et al. 2024, arXiv 2405.09037): one round scores all weights, then FedAvg trains the m most salient ones.
 
-1. In the first round the server sends the initial weights w. Each client of the cohort sends p saliencies |w g|, with the mean gradient g
-   of its mini-batches at w; no weight is trained.
+1. In the first round the server sends the initial weights w to all clients. Each sends p saliencies |w g|, with the mean gradient g of
+   its mini-batches at w; no weight is trained.
 2. The server averages the saliencies, and keeps the m largest as the mask of the whole run.
 3. From then on the broadcast has the weights under the mask, clients train only these, and replies have their values without positions.
 
 The initial weights of a linear model are noise around the zero model, where w g is zero, so that |w g| would select by that noise. The
 default for linear models is |g|, the change of the loss per change of a weight; networks have the |w g| of the paper (`saliency`).
 
-Two differences to the paper: only the cohort of the first round is asked, not all clients; the saliencies of clients are weighted as their
-weights are in later rounds.
+The p numbers of all clients can be more bytes than all later rounds; `scoring_clients` cohort asks only the first cohort. The saliencies of
+clients are weighted as their weights are in later rounds; the paper weights them equally.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -27,7 +27,7 @@ from fedsieve.core import topk
 from fedsieve.core.optimizers import Moments, initial_moments
 from fedsieve.core.packets import Packet, dense_packet, sparse_packet
 from fedsieve.core.random import Draw
-from fedsieve.core.types import Batch, Clock, EngineSupport, Layout, Objective, Reply
+from fedsieve.core.types import Batch, Clock, EngineSupport, Layout, Objective, Reply, Workload
 
 
 class Saliency(StrEnum):
@@ -66,6 +66,13 @@ class SSFL(BaseAlgorithm):
     """fraction of the quantization error of a broadcast that the server keeps for the next round"""
     saliency: Saliency = Saliency.GRADIENT
     """score by which the weights are selected (networks: weight-times-gradient)"""
+    scoring_clients: Literal["all", "cohort"] = "all"
+    """clients that send saliencies in the first round (private runs: always a cohort, whose sampling the guarantee counts on)"""
+
+    @property
+    def workload(self) -> Workload:
+        """All clients take part in the first round, or only a cohort."""
+        return super().workload._replace(full_rounds=int(self.scoring_clients == "all" and self.privacy is None))
 
     def is_scoring(self, clock: Clock) -> bool:
         """Return whether this is the round of the saliencies."""

@@ -220,6 +220,8 @@ class Workload(NamedTuple):
     """all but `constant` read `Batch.smoothness`"""
     batch_sampling: BatchSampling = BatchSampling.SHUFFLED
     """how a client draws its mini-batches"""
+    full_rounds: int = 0
+    """number of first rounds in which all clients take part"""
 
 
 def _unchanged(client: Any, _num_skipped: Tensor, _clock: Clock) -> Any:

@@ -84,7 +84,8 @@ def train(
     """
     num_exchanges, max_cohort = algorithm.workload.exchanges, cohort_size(population.num_clients, participation)
     for round in range(first_round, rounds):
-        cohort = sample_cohort(population.clients_with_data, max_cohort, seed, round)
+        takes_all = round < algorithm.workload.full_rounds
+        cohort = sample_cohort(population.clients_with_data, population.num_clients if takes_all else max_cohort, seed, round)
         downlink, uplink = Traffic(), Traffic()
         replied: set[int] = set()
         rejected: list[tuple[int, str]] = []

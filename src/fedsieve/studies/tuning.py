@@ -36,8 +36,9 @@ GATE_NOISE = tuple({"local_gate_noise": noise} for noise in GateNoise)
 OWN_OPTIONS = (
     {"reply_entries": 4.0},
     {"saliency": Saliency.WEIGHT_TIMES_GRADIENT},
-    {"adjust_fraction": 0.2},
-    {"adjust_interval": 10},
+    {"scoring_clients": "cohort"},
+    {"adjust_fraction": 0.5},
+    {"adjust_interval": 5},
     {"update_bits": 2},
 )
 """Options that only one algorithm has."""
