@@ -271,3 +271,18 @@ def test_the_broadcast_of_eden_is_dense_or_becomes_sparse():
     sizes = [annealed.broadcast(server, Clock(number, 10), server_draw()).fields["weights"].codes.shape[-1] for number in (0, 2, 5)]
     assert sizes[0] == F and sizes[0] > sizes[1] > sizes[2] == M
     assert make(Eden).broadcast(server, Clock(9, 10), server_draw()).support is None
+
+
+@pytest.mark.parametrize(
+    ("cls", "options", "text"),
+    [
+        (SignHT, {"reply_entries": 0.0}, "algorithm.reply-entries must be above 0"),
+        (SignHT, {"search_fraction": 1.5}, "algorithm.search-fraction is a fraction"),
+        (FedDST, {"adjust_fraction": 2.0}, "algorithm.adjust-fraction is a fraction"),
+        (FedDST, {"adjust_interval": 0}, "algorithm.adjust-interval must be at least 1"),
+        (Eden, {"warmup": 3}, "algorithm.warmup has no effect on Eden"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(cls, options, text):
+    with pytest.raises(ValueError, match=text):
+        cls(**options)

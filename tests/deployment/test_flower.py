@@ -64,8 +64,8 @@ def build_deployment(**changes):
     return deployment_config(CONFIG | {name.replace("_", "-"): value for name, value in changes.items()}, task.OBJECTIVE)
 
 
-def honest_node(client):
-    app = make_client_app(lambda _: build_deployment().client_engine(client, *task.load_examples(client)))
+def honest_node(client, **changes):
+    app = make_client_app(lambda _: build_deployment(**changes).client_engine(client, *task.load_examples(client)))
     context = Context(run_id=1, node_id=1, node_config={"partition-id": client}, state=RecordDict(), run_config={})
     return lambda message: app(message, context)
 
@@ -97,12 +97,14 @@ def run_exchange(deployment, exchange, clients=(0, 1, 2)):
     return exchange(clock, packet, list(clients))
 
 
-def honest_nodes():
-    return {100 + client: honest_node(client) for client in range(3)}
+def honest_nodes(**changes):
+    return {100 + client: honest_node(client, **changes) for client in range(3)}
 
 
-def test_a_run_over_a_grid_has_the_bits_of_the_batched_engine(tmp_path):
-    deployment, exchange = build_exchange(honest_nodes(), run_dir=str(tmp_path / "run"))
+@pytest.mark.parametrize("algorithm", ["flops-pa", "sign-ht", "ssfl", "fed-dst", "eden"])
+def test_a_run_over_a_grid_has_the_bits_of_the_batched_engine(algorithm, tmp_path):
+    changes = {"algorithm.name": algorithm}
+    deployment, exchange = build_exchange(honest_nodes(**changes), run_dir=str(tmp_path / "run"), **changes)
     run_server(deployment, exchange)
     model, packets, rounds = run_batched(deployment, tmp_path / "packets.json")
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == model
