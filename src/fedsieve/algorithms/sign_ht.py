@@ -93,7 +93,7 @@ class SignHT(ErrorFeedback):
     def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
         """theta <- sent + server_rate * mean update + residual_decay * (theta - sent)."""
         update = self.aggregate_replies(packet, replies, server.weights, clock, draw)["update"]
-        return server._replace(weights=self.apply_update(server.weights, packet, update, len(replies), clock))
+        return server._replace(weights=self.apply_update(server.weights, packet, update))
 
     def parameters(self, server: Server) -> Float[Tensor, " p"]:
         """Return the m largest weights."""
