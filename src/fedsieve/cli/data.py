@@ -1,5 +1,6 @@
 """The command `fedsieve data`: list, show, fetch and check the data sets. Only `show` imports torch."""
 
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -8,9 +9,11 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 
+from fedsieve.data.cifar10 import BINARY_FILES, PYTHON_FILES, SHEET_FILES
 from fedsieve.data.downloads import DataError, DataFile, checksum_ok, default_folder, fetch, find_file
 from fedsieve.data.federated_dataset import label_counts
-from fedsieve.data.mnist import EMNIST_FILES, MNIST_FILES
+from fedsieve.data.heart import HEART_FILES
+from fedsieve.data.mnist import EMNIST_FILES, MNIST_FILES, QMNIST_FILES
 from fedsieve.data.rcv1 import TRAIN_TEST_FILES
 
 if TYPE_CHECKING:
@@ -20,14 +23,20 @@ DATASET_FILES: dict[str, tuple[DataFile, ...]] = {
     "digits": (),
     "mnist": MNIST_FILES,
     "mnist-cnn": MNIST_FILES,
+    "mnist-writers": (*MNIST_FILES, *QMNIST_FILES),
     "emnist": EMNIST_FILES,
     "rcv1": TRAIN_TEST_FILES[0],
+    "heart": HEART_FILES,
+    "cifar10": SHEET_FILES,
+    "cifar10-cnn": SHEET_FILES,
 }
+EQUIVALENT_FILES = dict.fromkeys(("cifar10", "cifar10-cnn"), (PYTHON_FILES, BINARY_FILES))
+"""Other files with the same examples."""
 ALTERNATIVE_FILES = {"emnist": EMNIST_FILES[2:], "rcv1": TRAIN_TEST_FILES[1]}
 """Files that are used if the complete data set is missing."""
 GENERATED_TASKS = ("lr", "lg", "mc")
-RealTask = Literal["digits", "mnist", "mnist-cnn", "emnist", "rcv1"]
-AnyTask = Literal["lr", "lg", "mc", "digits", "mnist", "mnist-cnn", "emnist", "rcv1"]
+RealTask = Literal["digits", "mnist", "mnist-cnn", "mnist-writers", "emnist", "rcv1", "heart", "cifar10", "cifar10-cnn"]
+AnyTask = Literal["lr", "lg", "mc", "digits", "mnist", "mnist-cnn", "mnist-writers", "emnist", "rcv1", "heart", "cifar10", "cifar10-cnn"]
 
 
 def data_app() -> App:
@@ -42,7 +51,7 @@ def availability(task: str, folder: Path | None) -> str:
     """Whether the files of a task are present, as text."""
     if not DATASET_FILES[task]:
         return "part of scikit-learn"
-    if _has_all_files(DATASET_FILES[task], folder):
+    if any(_has_all_files(files, folder) for files in (DATASET_FILES[task], *EQUIVALENT_FILES.get(task, ()))):
         return "found"
     if task in ALTERNATIVE_FILES and _has_all_files(ALTERNATIVE_FILES[task], folder):
         return "found in part: the test files" if task == "emnist" else "found in part: a sample"
@@ -85,14 +94,18 @@ def fetch_(task: RealTask, *, path: Path | None = None) -> int:
     """
     folder = path or default_folder()
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    missing: dict[str, list[DataFile]] = {}
     for data_file in DATASET_FILES[task]:
         if _has_all_files((data_file,), folder):
             print(f"{data_file.name}: already present")
-            continue
+        else:
+            missing.setdefault(data_file.url, []).append(data_file)
+    for url, files in missing.items():
         with Progress(*columns, console=Console(stderr=True)) as bar:
-            job = bar.add_task(data_file.name, total=None)
-            target = fetch(data_file, folder, lambda done, total, job=job, bar=bar: bar.update(job, completed=done, total=total or None))
-        print(f"{data_file.name}: {target}")
+            job = bar.add_task(url.rpartition("/")[2], total=None)
+            targets = fetch(files, folder, lambda done, total, job=job, bar=bar: bar.update(job, completed=done, total=total or None))
+        for data_file, target in zip(files, targets, strict=True):
+            print(f"{data_file.name}: {target}")
     if not DATASET_FILES[task]:
         print(f"{task} is part of scikit-learn; there is nothing to download")
     return 0
@@ -110,7 +123,7 @@ def check(folder: Path) -> int:
         raise DataError(f"{folder} is not a folder")
     table = Table("file", "state", title=str(folder), title_justify="left")
     num_files = num_damaged = 0
-    for data_file in dict.fromkeys((*MNIST_FILES, *EMNIST_FILES, *TRAIN_TEST_FILES[0], *TRAIN_TEST_FILES[1])):
+    for data_file in dict.fromkeys((*chain(*DATASET_FILES.values()), *TRAIN_TEST_FILES[1], *PYTHON_FILES, *BINARY_FILES)):
         try:
             path = find_file(folder, data_file)
         except DataError:

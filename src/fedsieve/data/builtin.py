@@ -1,23 +1,38 @@
-"""The built-in data sets: digits (part of scikit-learn), MNIST, EMNIST, RCV1, and synthetic replacements of the same shape."""
+"""The built-in data sets, from digits (part of scikit-learn) to CIFAR-10, and synthetic replacements of the same shape."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from scipy.sparse import csr_matrix
 
 from fedsieve.core.random import generator
-from fedsieve.data import mnist
+from fedsieve.data import cifar10, heart, mnist
 from fedsieve.data import rcv1 as reuters
 from fedsieve.data.federated_dataset import FederatedDataset, Matrix, PartitionSpec, partition_dataset
 
 Examples = tuple[Matrix, np.ndarray]
-TrainAndTest = tuple[Examples, Examples, str]
-"""Training examples, test examples, and their source."""
 SYNTHETIC_SOURCE = "synthetic examples, not the real data"
+NUM_WRITERS = 539
+"""Writers of MNIST's training digits."""
+CIFAR10_MEAN, CIFAR10_STD = (0.49139968, 0.48215841, 0.44653091), (0.24703223, 0.24348513, 0.26158784)
+"""Mean and standard deviation of each channel over the training images, for pixels in [0, 1]."""
+POOLED_HEART = "heart, pooled scaling"
+"""The data of the task `heart` with FLamby's pooled test set."""
+
+
+class TrainAndTest(NamedTuple):
+    """Training examples and test examples."""
+
+    train: Examples
+    test: Examples
+    source: str
+    owners: np.ndarray | None = None
+    """the natural client of each training example, if the data name it"""
 
 
 class Source(StrEnum):
@@ -47,16 +62,41 @@ class BuiltinFiles:
             raise ValueError(f"data.path {self.path} is not a folder")
 
 
+class FeatureScaling(StrEnum):
+    """Which training patients give mean and scale of a test patient's features."""
+
+    HOSPITAL = "hospital"
+    """those of its own hospital"""
+    POOLED = "pooled"
+    """those of all hospitals, as on the pooled test set of FLamby"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeartFiles(BuiltinFiles):
+    """Options of the task `heart`."""
+
+    test_scaling: FeatureScaling = FeatureScaling.HOSPITAL
+    """training patients that standardize the features of test patients: of the same hospital, or of all (FLamby's pooled test set)"""
+
+
+def load_heart_dataset(data: HeartFiles, spec: PartitionSpec, seed: int, num_server_examples: int = 0) -> FederatedDataset:
+    """Load the patients of four hospitals."""
+    name = POOLED_HEART if data.test_scaling is FeatureScaling.POOLED else "heart"
+    return load_builtin_dataset(name, data, spec, seed, num_server_examples)
+
+
 def load_builtin_dataset(task: str, data: BuiltinFiles, spec: PartitionSpec, seed: int, num_server_examples: int = 0) -> FederatedDataset:
     """Load a data set and distribute it over clients. The seed decides only which client holds which example."""
     loader = SYNTHETIC_LOADERS[task] if data.source is Source.SYNTHETIC else LOADERS[task]
-    (x, y), (test_x, test_y), source = loader(data.path)
+    (x, y), (test_x, test_y), source, owners = loader(data.path)
     if data.num_examples is not None:
         num_rows: int = x.shape[0]  # pyright: ignore[reportOptionalSubscript]  # SciPy has no stubs
         subset = np.sort(generator(seed, "subset").permutation(num_rows)[: data.num_examples])
         x, y, source = x[subset], y[subset], f"{source}, a random subset of the training examples"
+        owners = None if owners is None else owners[subset]
     labels = y if y.ndim == 1 else None
-    x, y, counts, server_x, server_y = partition_dataset(x, y, labels, spec, generator(seed, "partition"), num_server_examples)
+    rng = generator(seed, "partition")
+    x, y, counts, server_x, server_y = partition_dataset(x, y, labels, spec, rng, num_server_examples, owners)
     return FederatedDataset(x, y, counts, test_x, test_y, server_x, server_y, source)
 
 
@@ -75,27 +115,69 @@ def add_channel(pair: tuple[np.ndarray, np.ndarray]) -> Examples:
 def load_mnist(folder: Path | None) -> TrainAndTest:
     """MNIST as vectors."""
     train, test, source = mnist.read_mnist(folder)
-    return flatten_images(train), flatten_images(test), source
+    return TrainAndTest(flatten_images(train), flatten_images(test), source)
+
+
+@lru_cache(maxsize=1)
+def load_mnist_writers(folder: Path | None) -> TrainAndTest:
+    """MNIST as vectors, with the writer of each training digit."""
+    train, test, _ = mnist.read_mnist(folder)
+    owners, source = mnist.read_writers(folder, train[1], test[1])
+    return TrainAndTest(flatten_images(train), flatten_images(test), source, owners)
 
 
 @lru_cache(maxsize=1)
 def load_mnist_images(folder: Path | None) -> TrainAndTest:
     """MNIST as images, for convolutional networks."""
     train, test, source = mnist.read_mnist(folder)
-    return add_channel(train), add_channel(test), source
+    return TrainAndTest(add_channel(train), add_channel(test), source)
 
 
 @lru_cache(maxsize=1)
 def load_emnist(folder: Path | None) -> TrainAndTest:
     """EMNIST as vectors."""
     train, test, source = mnist.read_emnist(folder)
-    return flatten_images(train), flatten_images(test), source
+    return TrainAndTest(flatten_images(train), flatten_images(test), source)
 
 
 @lru_cache(maxsize=1)
 def load_rcv1(folder: Path | None) -> TrainAndTest:
     """RCV1 as sparse matrices."""
-    return reuters.read_rcv1(folder)
+    return TrainAndTest(*reuters.read_rcv1(folder))
+
+
+@lru_cache(maxsize=1)
+def load_heart(folder: Path | None) -> TrainAndTest:
+    """Patients of four hospitals; test patients are scaled like the training patients of their hospital."""
+    return TrainAndTest(*heart.read_heart(folder))
+
+
+@lru_cache(maxsize=1)
+def load_heart_pooled(folder: Path | None) -> TrainAndTest:
+    """Patients of four hospitals; test patients are scaled like the training patients of all hospitals."""
+    return TrainAndTest(*heart.read_heart(folder, pooled_test=True))
+
+
+def standardize_images(pair: tuple[np.ndarray, np.ndarray]) -> Examples:
+    """Images of shape (3, 32, 32), each channel with mean 0 and standard deviation 1 over the training images, and their labels."""
+    x = pair[0].astype(np.float32)
+    x -= np.reshape(255 * np.array(CIFAR10_MEAN, np.float32), (1, 3, 1, 1))
+    x /= np.reshape(255 * np.array(CIFAR10_STD, np.float32), (1, 3, 1, 1))
+    return x, pair[1].astype(np.int64)
+
+
+@lru_cache(maxsize=1)
+def load_cifar10_images(folder: Path | None) -> TrainAndTest:
+    """CIFAR-10 as images, for convolutional networks."""
+    train, test, source = cifar10.read_cifar10(folder)
+    return TrainAndTest(standardize_images(train), standardize_images(test), source)
+
+
+@lru_cache(maxsize=1)
+def load_cifar10(folder: Path | None) -> TrainAndTest:
+    """CIFAR-10 as vectors."""
+    (x, y), (test_x, test_y), source, _ = load_cifar10_images(folder)
+    return TrainAndTest((np.reshape(x, (len(y), -1)), y), (np.reshape(test_x, (len(test_y), -1)), test_y), source)
 
 
 @lru_cache(maxsize=1)
@@ -106,21 +188,34 @@ def load_digits(_: Path | None) -> TrainAndTest:
     x, y = sklearn_digits(return_X_y=True)
     order = generator(0, "digits").permutation(len(x))
     x, y = (x[order] / 16).astype(np.float32), y[order].astype(np.int64)
-    return (x[360:], y[360:]), (x[:360], y[:360]), "the digits of scikit-learn, a fixed fifth for testing"
+    return TrainAndTest((x[360:], y[360:]), (x[:360], y[:360]), "the digits of scikit-learn, a fixed fifth for testing")
 
 
-def synthetic_images(num_features: int, num_classes: int, shape: tuple[int, ...]) -> Callable[[Path | None], TrainAndTest]:
-    """A loader of images that are noisy copies of one prototype per class."""
+def synthetic_images(
+    num_features: int, num_classes: int, shape: tuple[int, ...], *, num_examples: int = 6000, num_owners: int | None = None
+) -> Callable[[Path | None], TrainAndTest]:
+    """A loader of images that are noisy copies of one prototype per class; natural clients hold them in turn, if there are any."""
 
     def load(_: Path | None) -> TrainAndTest:
         rng = generator(0, "stand-in", num_features, num_classes)
         prototypes = (rng.random((num_classes, num_features)) < 0.15).astype(np.float32)
-        y = rng.integers(0, num_classes, 6000)
-        x = np.clip(prototypes[y] * rng.random((6000, num_features)) + 0.3 * rng.random((6000, num_features)) ** 3, 0, 1).astype(np.float32)
-        x = x.reshape(6000, *shape)
-        return (x[:5000], y[:5000]), (x[5000:], y[5000:]), SYNTHETIC_SOURCE
+        y = rng.integers(0, num_classes, num_examples)
+        brightness, noise = rng.random((2, num_examples, num_features))
+        x = np.clip(prototypes[y] * brightness + 0.3 * noise**3, 0, 1).astype(np.float32)
+        x, cut = x.reshape(num_examples, *shape), num_examples * 5 // 6
+        owners = None if num_owners is None else np.arange(cut) % num_owners
+        return TrainAndTest((x[:cut], y[:cut]), (x[cut:], y[cut:]), SYNTHETIC_SOURCE, owners)
 
     return load
+
+
+def synthetic_patients(_: Path | None) -> TrainAndTest:
+    """Patients of four hospitals of different size whose disease depends on a few features."""
+    rng = generator(0, "stand-in patients")
+    x = rng.standard_normal((740, heart.NUM_FEATURES)).astype(np.float32)
+    y = (x[:, ::3].sum(1) + rng.standard_normal(740) > 0).astype(np.float32)
+    owners = np.repeat(np.arange(len(heart.HOSPITALS)), (199, 172, 30, 85))
+    return TrainAndTest((x[:486], y[:486]), (x[486:], y[486:]), SYNTHETIC_SOURCE, owners)
 
 
 def synthetic_topics(_: Path | None) -> TrainAndTest:
@@ -140,20 +235,30 @@ def synthetic_topics(_: Path | None) -> TrainAndTest:
     ends = np.arange(num_examples + 1) * words_per_example
     x = csr_matrix((values, columns.reshape(-1), ends), (num_examples, reuters.NUM_FEATURES))
     x.sum_duplicates()
-    return (x[:1200], y[:1200]), (x[1200:], y[1200:]), SYNTHETIC_SOURCE
+    return TrainAndTest((x[:1200], y[:1200]), (x[1200:], y[1200:]), SYNTHETIC_SOURCE)
 
 
 LOADERS: dict[str, Callable[[Path | None], TrainAndTest]] = {
     "digits": load_digits,
     "mnist": load_mnist,
     "mnist-cnn": load_mnist_images,
+    "mnist-writers": load_mnist_writers,
     "emnist": load_emnist,
     "rcv1": load_rcv1,
+    "heart": load_heart,
+    POOLED_HEART: load_heart_pooled,
+    "cifar10": load_cifar10,
+    "cifar10-cnn": load_cifar10_images,
 }
 SYNTHETIC_LOADERS: dict[str, Callable[[Path | None], TrainAndTest]] = {
     "digits": load_digits,
     "mnist": synthetic_images(784, 10, (784,)),
     "mnist-cnn": synthetic_images(784, 10, (1, 28, 28)),
+    "mnist-writers": synthetic_images(784, 10, (784,), num_owners=NUM_WRITERS),
     "emnist": synthetic_images(784, 62, (784,)),
     "rcv1": synthetic_topics,
+    "heart": synthetic_patients,
+    POOLED_HEART: synthetic_patients,
+    "cifar10": synthetic_images(3072, 10, (3072,), num_examples=1200),
+    "cifar10-cnn": synthetic_images(3072, 10, cifar10.IMAGE_SHAPE, num_examples=1200),
 }

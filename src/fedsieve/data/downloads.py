@@ -3,15 +3,17 @@
 import hashlib
 import io
 import os
+import tarfile
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 DATA_FOLDER_VARIABLE = "FEDSIEVE_DATA"
-SUFFIXES = {".gz": ("", ".gz"), ".bz2": ("", ".bz2")}
+COMPRESSIONS = (".gz", ".bz2")
+"""Suffixes that a file may also lack, if it is not compressed."""
 
 
 class DataError(ValueError):
@@ -27,7 +29,7 @@ class DataFile(NamedTuple):
     folders: tuple[str, ...]
     """where the file may be, relative to the data folder"""
     sha256: str
-    """of the compressed original; `first...last` if only its ends are known"""
+    """of the original as it is downloaded, or several separated by spaces; `first...last` if only its ends are known"""
     url: str
     archive_member: str | None = None
     """name of the file inside the archive at `url`; None if `url` is the file itself"""
@@ -43,7 +45,8 @@ def default_folder() -> Path:
 def candidate_paths(folder: Path | None, data_file: DataFile) -> list[Path]:
     """All paths where the file may be."""
     top = folder or default_folder()
-    return [top / inner / (data_file.name + suffix) for inner in data_file.folders for suffix in SUFFIXES[data_file.suffix]]
+    suffixes = ("", data_file.suffix) if data_file.suffix in COMPRESSIONS else (data_file.suffix,)
+    return [top / inner / (data_file.name + suffix) for inner in data_file.folders for suffix in suffixes]
 
 
 def find_file(folder: Path | None, data_file: DataFile) -> Path:
@@ -66,9 +69,9 @@ def checksum_ok(path: Path, data_file: DataFile) -> bool | None:
 
 
 def hash_matches(digest: str, expected: str) -> bool:
-    """Whether a hash is the expected one, of which only the ends may be known."""
-    first, _, last = expected.partition("...")
-    return digest.startswith(first) and digest.endswith(last or first[-8:])
+    """Whether a hash is one of the expected ones, of which only the ends may be known."""
+    ends = [each.partition("...") for each in expected.split()]
+    return any(digest.startswith(first) and digest.endswith(last or first[-8:]) for first, _, last in ends)
 
 
 def file_sha256(path: Path) -> str:
@@ -77,16 +80,18 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def fetch(data_file: DataFile, folder: Path, progress: Callable[[int, int], None]) -> Path:
-    """Download a file, verify its checksum and move it to its path; of an archive only the member is kept."""
+def fetch(data_files: Sequence[DataFile], folder: Path, progress: Callable[[int, int], None]) -> list[Path]:
+    """Download the files at one URL, verify their checksums and move them to their paths; of an archive only its members are kept."""
+    data = download(data_files[0].url, folder, progress)
+    return [store(data_file, data, folder) for data_file in data_files]
+
+
+def store(data_file: DataFile, data: bytes, folder: Path) -> Path:
+    """Write a downloaded file, or its member of an archive, if its checksum is the expected one."""
     target = folder / data_file.task / (data_file.name + data_file.suffix)
     target.parent.mkdir(parents=True, exist_ok=True)
-    data = download(data_file.url, folder, progress)
     if data_file.archive_member is not None:
-        try:
-            data = zipfile.ZipFile(io.BytesIO(data)).read(data_file.archive_member)
-        except (zipfile.BadZipFile, KeyError) as error:
-            raise DataError(f"{data_file.url} is not the expected archive: {error}") from None
+        data = read_member(data_file, data)
     digest = hashlib.sha256(data).hexdigest()
     if data_file.sha256 and not hash_matches(digest, data_file.sha256):
         raise DataError(
@@ -96,6 +101,21 @@ def fetch(data_file: DataFile, folder: Path, progress: Callable[[int, int], None
     part.write_bytes(data)
     part.replace(target)
     return target
+
+
+def read_member(data_file: DataFile, archive: bytes) -> bytes:
+    """The bytes of a file inside a .zip or .tgz archive."""
+    assert data_file.archive_member is not None, "`store` checks it"
+    try:
+        if data_file.url.endswith(".zip"):
+            return zipfile.ZipFile(io.BytesIO(archive)).read(data_file.archive_member)
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            member = tar.extractfile(data_file.archive_member)
+            if member is None:
+                raise KeyError(f"{data_file.archive_member} is not a file")
+            return member.read()
+    except (zipfile.BadZipFile, tarfile.TarError, KeyError) as error:
+        raise DataError(f"{data_file.url} is not the expected archive: {error}") from None
 
 
 def download(url: str, folder: Path, progress: Callable[[int, int], None]) -> bytes:

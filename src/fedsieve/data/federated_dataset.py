@@ -10,6 +10,7 @@ from fedsieve.data.partition import (
     Partition,
     partition_by_clusters,
     partition_by_label,
+    partition_by_owner,
     partition_by_quantity,
     partition_iid,
 )
@@ -50,8 +51,10 @@ class FederatedDataset(NamedTuple):
         return f"{self.source}: {len(self.y):,} training and {len(self.test_y):,} test examples{at_server}"
 
 
-def partition_indices(x: Matrix, labels: np.ndarray | None, spec: PartitionSpec, rng: np.random.Generator) -> ClientIndices:
-    """The indices of each client's examples; `labels` are classes, or None if the task has none."""
+def partition_indices(
+    x: Matrix, labels: np.ndarray | None, spec: PartitionSpec, rng: np.random.Generator, owners: np.ndarray | None = None
+) -> ClientIndices:
+    """The indices of each client's examples; `labels` are classes and `owners` natural clients, or None if there are none."""
     num_examples: int = x.shape[0]  # pyright: ignore[reportOptionalSubscript]  # SciPy has no stubs
     match spec.partition:
         case Partition.IID:
@@ -60,6 +63,13 @@ def partition_indices(x: Matrix, labels: np.ndarray | None, spec: PartitionSpec,
             return partition_by_quantity(num_examples, spec.num_clients, spec.alpha, rng)
         case Partition.CLUSTERS:
             return partition_by_clusters(x, spec.num_clients, rng)
+        case Partition.NATURAL:
+            if owners is None:
+                raise ValueError(
+                    "federation.partition natural needs data that name the client of each example, and these do not; "
+                    "use iid, quantity, label or clusters"
+                )
+            return partition_by_owner(owners, rng)
         case Partition.LABEL:
             if labels is None:
                 raise ValueError(
@@ -69,12 +79,20 @@ def partition_indices(x: Matrix, labels: np.ndarray | None, spec: PartitionSpec,
 
 
 def partition_dataset(
-    x: Matrix, y: np.ndarray, labels: np.ndarray | None, spec: PartitionSpec, rng: np.random.Generator, num_server_examples: int
+    x: Matrix,
+    y: np.ndarray,
+    labels: np.ndarray | None,
+    spec: PartitionSpec,
+    rng: np.random.Generator,
+    num_server_examples: int,
+    owners: np.ndarray | None = None,
 ) -> tuple[Matrix, np.ndarray, np.ndarray, Matrix, np.ndarray]:
     """Examples ordered by client with their counts, and the examples of the server, which are drawn first."""
     order = rng.permutation(x.shape[0])  # pyright: ignore[reportOptionalSubscript]  # SciPy has no stubs
     server, clients = order[:num_server_examples], np.sort(order[num_server_examples:])
-    parts = partition_indices(x[clients], None if labels is None else labels[clients], spec, rng)
+    parts = partition_indices(
+        x[clients], None if labels is None else labels[clients], spec, rng, None if owners is None else owners[clients]
+    )
     by_client = clients[np.concatenate(parts)]
     return x[by_client], y[by_client], np.array([len(part) for part in parts]), x[server], y[server]
 

@@ -19,6 +19,8 @@ class Partition(StrEnum):
     """the examples of each label distributed by a separate Dirichlet draw"""
     CLUSTERS = "clusters"
     """each client holds parts of two k-means clusters"""
+    NATURAL = "natural"
+    """each client is a real one that the data name, such as a writer or a hospital"""
 
 
 ClientIndices = list[np.ndarray]
@@ -44,6 +46,11 @@ def partition_by_label(labels: Int[np.ndarray, " n"], num_clients: int, alpha: f
         for part, piece in zip(parts, np.split(indices, np.cumsum(counts)[:-1]), strict=True):
             part.append(piece)
     return [rng.permutation(np.concatenate(part)) for part in parts]
+
+
+def partition_by_owner(owners: Int[np.ndarray, " n"], rng: np.random.Generator) -> ClientIndices:
+    """The examples of each owner, in random order."""
+    return [rng.permutation(np.flatnonzero(owners == owner)) for owner in np.unique(owners)]
 
 
 def partition_by_clusters(

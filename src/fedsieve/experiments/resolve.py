@@ -247,6 +247,17 @@ def _validate(run: ResolvedRun) -> None:
         raise ValueError(
             f"federation.partition label needs one class per example, and task {run.task} has none; use quantity, iid or clusters"
         )
+    if federation.partition is Partition.NATURAL:
+        if run.task_spec.partition is not Partition.NATURAL:
+            raise ValueError(
+                f"federation.partition natural needs data that name the client of each example, and those of task {run.task} do not; "
+                f"leave it out"
+            )
+        if federation.clients != run.task_spec.clients:
+            raise ValueError(
+                f"federation.clients {federation.clients} contradicts federation.partition natural: the data name "
+                f"{run.task_spec.clients} clients; leave it out, or use another partition"
+            )
     algorithm.final_budget(run.objective.layout)
     initial_density = algorithm.initial_density
     if initial_density != type(algorithm).initial_density and algorithm.density_schedule is DensitySchedule.CONSTANT:

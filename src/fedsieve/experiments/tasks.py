@@ -11,12 +11,14 @@ from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.algorithms.defaults import NETWORK_DEFAULTS, recipe_options, select_supported
 from fedsieve.algorithms.recipes import Recipe
 from fedsieve.data import builtin, user_files, user_partition
-from fedsieve.data.builtin import BuiltinFiles
+from fedsieve.data.builtin import NUM_WRITERS, BuiltinFiles, HeartFiles
 from fedsieve.data.federated_dataset import FederatedDataset
+from fedsieve.data.heart import HOSPITALS, NUM_FEATURES
 from fedsieve.data.partition import Partition
 from fedsieve.data.synthetic import Synthetic, generate
 from fedsieve.data.user_files import UserFiles
 from fedsieve.models.factory import load_factory
+from fedsieve.objectives.cifar_cnn import cifar_cnn
 from fedsieve.objectives.lenet import lenet
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.objectives.module import GateGranularity, Module
@@ -66,7 +68,7 @@ def softmax_task(name: str, description: str, num_features: int, num_classes: in
     """Return the task of a linear classifier on built-in data."""
     shared = {"data_options": BuiltinFiles, "load": partial(builtin.load_builtin_dataset, name), "partition": Partition.LABEL}
     shared["make_objective"] = lambda _, group: make_linear(Loss.SOFTMAX, num_features, num_classes, group)
-    return Task(description=description, loss=Loss.SOFTMAX, **shared, **defaults)
+    return Task(description=description, loss=Loss.SOFTMAX, **shared | defaults)
 
 
 def make_linear(loss: Loss, num_features: int, num_outputs: int, granularity: GateGranularity, *, intercept: bool = False) -> Linear:
@@ -160,6 +162,9 @@ TASKS = {
     "mc": synthetic_task("mc", "many classes, generated", Loss.SOFTMAX),
     "digits": softmax_task("digits", "8 x 8 digits, shipped with scikit-learn", 64, 10, clients=20, density=0.1),
     "mnist": softmax_task("mnist", "28 x 28 digits, softmax", 784, 10),
+    "mnist-writers": softmax_task(
+        "mnist-writers", "28 x 28 digits on their 539 writers", 784, 10, clients=NUM_WRITERS, partition=Partition.NATURAL
+    ),
     "emnist": softmax_task("emnist", "62 classes of characters, softmax", 784, 62, clients=1000),
     "mnist-cnn": Task(
         description="28 x 28 digits, LeNet",
@@ -178,6 +183,27 @@ TASKS = {
         make_objective=lambda _, group: make_linear(Loss.MULTILABEL, 47_236, 34, group),
         partition=Partition.CLUSTERS,
         density=0.005,
+    ),
+    "heart": Task(
+        description="heart disease at four hospitals, logistic",
+        loss=Loss.LOGISTIC,
+        data_options=HeartFiles,
+        load=builtin.load_heart_dataset,
+        make_objective=lambda _, group: make_linear(Loss.LOGISTIC, NUM_FEATURES, 1, group, intercept=True),
+        clients=len(HOSPITALS),
+        min_cohort=len(HOSPITALS),
+        partition=Partition.NATURAL,
+        density=0.5,
+    ),
+    "cifar10": softmax_task("cifar10", "32 x 32 colour images, softmax", 3072, 10),
+    "cifar10-cnn": Task(
+        description="32 x 32 colour images, CNN",
+        loss=Loss.SOFTMAX,
+        data_options=BuiltinFiles,
+        load=partial(builtin.load_builtin_dataset, "cifar10-cnn"),
+        make_objective=lambda _, group: Module(module=cifar_cnn(), factory=cifar_cnn, granularity=group),
+        partition=Partition.LABEL,
+        is_network=True,
     ),
     "file": Task(
         description="your own rows",
