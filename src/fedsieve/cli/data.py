@@ -29,14 +29,16 @@ DATASET_FILES: dict[str, tuple[DataFile, ...]] = {
     "heart": HEART_FILES,
     "cifar10": SHEET_FILES,
     "cifar10-cnn": SHEET_FILES,
+    "fed-ht-mnist": MNIST_FILES,
+    "fedml-mnist": MNIST_FILES,
 }
-EQUIVALENT_FILES = dict.fromkeys(("cifar10", "cifar10-cnn"), (PYTHON_FILES, BINARY_FILES))
+EQUIVALENT_FILES: dict[str, tuple[tuple[DataFile, ...], ...]] = dict.fromkeys(("cifar10", "cifar10-cnn"), (PYTHON_FILES, BINARY_FILES))
 """Other files with the same examples."""
 ALTERNATIVE_FILES = {"emnist": EMNIST_FILES[2:], "rcv1": TRAIN_TEST_FILES[1]}
 """Files that are used if the complete data set is missing."""
-GENERATED_TASKS = ("lr", "lg", "mc")
-RealTask = Literal["digits", "mnist", "mnist-cnn", "mnist-writers", "emnist", "rcv1", "heart", "cifar10", "cifar10-cnn"]
-AnyTask = Literal["lr", "lg", "mc", "digits", "mnist", "mnist-cnn", "mnist-writers", "emnist", "rcv1", "heart", "cifar10", "cifar10-cnn"]
+GENERATED_TASKS = ("lr", "lg", "mc", "fed-ht-linear", "fed-ht-logistic")
+RealTask = Literal[*DATASET_FILES]
+AnyTask = Literal[*GENERATED_TASKS, *DATASET_FILES]
 
 
 def data_app() -> App:
@@ -82,7 +84,7 @@ def list_(*, path: Path | None = None) -> int:
     return 0
 
 
-def fetch_(task: RealTask, *, path: Path | None = None) -> int:
+def fetch_(task: RealTask, *, path: Path | None = None) -> int:  # pyright: ignore[reportInvalidTypeForm]  # its names are known only at run time
     """Download the files of a task and verify their checksums.
 
     Parameters
@@ -139,7 +141,13 @@ def check(folder: Path) -> int:
 
 
 def show(
-    task: AnyTask, *, path: Path | None = None, clients: int | None = None, alpha: float = 0.5, seed: int = 0, out: Path | None = None
+    task: AnyTask,  # pyright: ignore[reportInvalidTypeForm]  # its names are known only at run time
+    *,
+    path: Path | None = None,
+    clients: int | None = None,
+    alpha: float = 0.5,
+    seed: int = 0,
+    out: Path | None = None,
 ) -> int:
     """Show how the examples and labels of a task are distributed over clients, as a table and a picture.
 

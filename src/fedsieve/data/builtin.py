@@ -11,9 +11,10 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from fedsieve.core.random import generator
-from fedsieve.data import cifar10, heart, mnist
+from fedsieve.data import cifar10, heart, mnist, published
 from fedsieve.data import rcv1 as reuters
 from fedsieve.data.federated_dataset import FederatedDataset, Matrix, PartitionSpec, partition_dataset
+from fedsieve.data.partition import partition_by_owner
 
 Examples = tuple[Matrix, np.ndarray]
 SYNTHETIC_SOURCE = "synthetic examples, not the real data"
@@ -21,6 +22,8 @@ NUM_WRITERS = 539
 """Writers of MNIST's training digits."""
 CIFAR10_MEAN, CIFAR10_STD = (0.49139968, 0.48215841, 0.44653091), (0.24703223, 0.24348513, 0.26158784)
 """Mean and standard deviation of each channel over the training images, for pixels in [0, 1]."""
+FED_HT_FEATURES = 1000
+"""Features of the simulations of Fed-HT."""
 POOLED_HEART = "heart, pooled scaling"
 """The data of the task `heart` with FLamby's pooled test set."""
 
@@ -177,7 +180,37 @@ def load_cifar10_images(folder: Path | None) -> TrainAndTest:
 def load_cifar10(folder: Path | None) -> TrainAndTest:
     """CIFAR-10 as vectors."""
     (x, y), (test_x, test_y), source, _ = load_cifar10_images(folder)
-    return TrainAndTest((np.reshape(x, (len(y), -1)), y), (np.reshape(test_x, (len(test_y), -1)), test_y), source)
+    return TrainAndTest((x.reshape(len(y), -1), y), (test_x.reshape(len(test_y), -1), test_y), source)
+
+
+def simulated_fed_ht(num_samples: int, spread: float, *, logistic: bool) -> Callable[[Path | None], TrainAndTest]:
+    """A loader of Simulation I or II of Fed-HT."""
+
+    @lru_cache(maxsize=1)
+    def load(_: Path | None) -> TrainAndTest:
+        train, test, owners = published.simulate_fed_ht(num_samples, FED_HT_FEATURES, spread, logistic=logistic)
+        return TrainAndTest(train, test, f"Simulation {'II' if logistic else 'I'} of Fed-HT as in Flower's pull request 7076", owners)
+
+    return load
+
+
+@lru_cache(maxsize=1)
+def load_fed_ht_mnist(folder: Path | None) -> TrainAndTest:
+    """MNIST on 100 clients with two classes each, as in Flower's pull request 7076; a tenth of each client's digits is not used."""
+    (x, y), test, _, _ = load_mnist(folder)
+    rng = generator(0, "two classes")
+    owners = published.assign_two_classes(y, published.NUM_MNIST_CLIENTS, rng)
+    used = np.concatenate([part[published.held_out(len(part)) :] for part in partition_by_owner(owners, rng)])
+    source = "MNIST, nine tenths of its training file on clients with two classes each, and its test file"
+    return TrainAndTest((x[used], y[used]), test, source, owners[used])
+
+
+@lru_cache(maxsize=1)
+def load_fedml_mnist(folder: Path | None) -> TrainAndTest:
+    """MNIST on 1000 clients with two digits each, as in FedProx and FedML."""
+    (x, y), (test_x, test_y), _, _ = load_mnist(folder)
+    train, test, owners = published.split_power_law(np.concatenate((np.asarray(x), np.asarray(test_x))), np.concatenate((y, test_y)))
+    return TrainAndTest(train, test, "MNIST, both files on FedProx's clients, a tenth of each for testing", owners)
 
 
 @lru_cache(maxsize=1)
@@ -249,6 +282,10 @@ LOADERS: dict[str, Callable[[Path | None], TrainAndTest]] = {
     POOLED_HEART: load_heart_pooled,
     "cifar10": load_cifar10,
     "cifar10-cnn": load_cifar10_images,
+    "fed-ht-linear": simulated_fed_ht(100, 0.1, logistic=False),
+    "fed-ht-logistic": simulated_fed_ht(1000, 1.0, logistic=True),
+    "fed-ht-mnist": load_fed_ht_mnist,
+    "fedml-mnist": load_fedml_mnist,
 }
 SYNTHETIC_LOADERS: dict[str, Callable[[Path | None], TrainAndTest]] = {
     "digits": load_digits,
@@ -261,4 +298,8 @@ SYNTHETIC_LOADERS: dict[str, Callable[[Path | None], TrainAndTest]] = {
     POOLED_HEART: synthetic_patients,
     "cifar10": synthetic_images(3072, 10, (3072,), num_examples=1200),
     "cifar10-cnn": synthetic_images(3072, 10, cifar10.IMAGE_SHAPE, num_examples=1200),
+    "fed-ht-linear": simulated_fed_ht(20, 0.1, logistic=False),
+    "fed-ht-logistic": simulated_fed_ht(20, 1.0, logistic=True),
+    "fed-ht-mnist": synthetic_images(784, 10, (784,), num_owners=published.NUM_MNIST_CLIENTS),
+    "fedml-mnist": synthetic_images(784, 10, (784,), num_owners=published.NUM_POWER_LAW_CLIENTS),
 }

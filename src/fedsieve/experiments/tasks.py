@@ -1,7 +1,7 @@
 """The tasks by name: their data, their objective and their default options."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,10 +11,11 @@ from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.algorithms.defaults import NETWORK_DEFAULTS, recipe_options, select_supported
 from fedsieve.algorithms.recipes import Recipe
 from fedsieve.data import builtin, user_files, user_partition
-from fedsieve.data.builtin import NUM_WRITERS, BuiltinFiles, HeartFiles
+from fedsieve.data.builtin import FED_HT_FEATURES, NUM_WRITERS, BuiltinFiles, HeartFiles
 from fedsieve.data.federated_dataset import FederatedDataset
 from fedsieve.data.heart import HOSPITALS, NUM_FEATURES
 from fedsieve.data.partition import Partition
+from fedsieve.data.published import NUM_MNIST_CLIENTS, NUM_POWER_LAW_CLIENTS, NUM_SIMULATED_CLIENTS
 from fedsieve.data.synthetic import Synthetic, generate
 from fedsieve.data.user_files import UserFiles
 from fedsieve.models.factory import load_factory
@@ -69,6 +70,20 @@ def softmax_task(name: str, description: str, num_features: int, num_classes: in
     shared = {"data_options": BuiltinFiles, "load": partial(builtin.load_builtin_dataset, name), "partition": Partition.LABEL}
     shared["make_objective"] = lambda _, group: make_linear(Loss.SOFTMAX, num_features, num_classes, group)
     return Task(description=description, loss=Loss.SOFTMAX, **shared | defaults)
+
+
+def published_task(name: str, description: str, loss: Loss, num_features: int, num_outputs: int, clients: int, density: float) -> Task:
+    """Return the task of a linear model in the setting of a published table: its data on its clients, all weights zero at the start."""
+    return Task(
+        description=description,
+        loss=loss,
+        data_options=BuiltinFiles,
+        load=partial(builtin.load_builtin_dataset, name),
+        make_objective=lambda _, group: replace(make_linear(loss, num_features, num_outputs, group), init_std=0.0),
+        clients=clients,
+        partition=Partition.NATURAL,
+        density=density,
+    )
 
 
 def make_linear(loss: Loss, num_features: int, num_outputs: int, granularity: GateGranularity, *, intercept: bool = False) -> Linear:
@@ -204,6 +219,18 @@ TASKS = {
         make_objective=lambda _, group: Module(module=cifar_cnn(), factory=cifar_cnn, granularity=group),
         partition=Partition.LABEL,
         is_network=True,
+    ),
+    "fed-ht-linear": published_task(
+        "fed-ht-linear", "Simulation I of Fed-HT, linear", Loss.SQUARED, FED_HT_FEATURES, 1, NUM_SIMULATED_CLIENTS, 0.2
+    ),
+    "fed-ht-logistic": published_task(
+        "fed-ht-logistic", "Simulation II of Fed-HT, logistic", Loss.LOGISTIC, FED_HT_FEATURES, 1, NUM_SIMULATED_CLIENTS, 0.2
+    ),
+    "fed-ht-mnist": published_task(
+        "fed-ht-mnist", "28 x 28 digits, two classes a client, softmax", Loss.SOFTMAX, 784, 10, NUM_MNIST_CLIENTS, 0.0638
+    ),
+    "fedml-mnist": published_task(
+        "fedml-mnist", "28 x 28 digits, two classes a client, sizes by a power law", Loss.SOFTMAX, 784, 10, NUM_POWER_LAW_CLIENTS, 0.05
     ),
     "file": Task(
         description="your own rows",

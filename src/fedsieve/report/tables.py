@@ -9,7 +9,7 @@ from rich.table import Table as RichTable
 
 from fedsieve.formatting import format_bytes
 from fedsieve.report import published
-from fedsieve.report.figures import ablation, equal_bytes, robustness
+from fedsieve.report.figures import ablation, equal_bytes, published_tables, robustness
 from fedsieve.report.figures.ablation import DIFFERENCE_TO_DEFAULT
 from fedsieve.report.figures.equal_bytes import DIFFERENCE_TO_SIEVE
 from fedsieve.report.published import PublishedCell
@@ -103,6 +103,8 @@ def format_cell(column: str, value: Any) -> str:
         if column.startswith("bytes"):
             return format_bytes(value["mean"])
         return _format_decimals(value["mean"]) + (f" ± {_format_decimals(value['sd'])}" if value["sd"] is not None else "")
+    if column.startswith("bytes"):
+        return format_bytes(value)
     if isinstance(value, float):
         return COLUMN_FORMATS.get(column, "{:g}").format(value)
     return str(value)
@@ -131,6 +133,9 @@ def study_table(name: str, description: str, scale: str, rows: list[Row]) -> Stu
     elif name == "ablation":
         entries = ablation.table_entries(rows)
         notes.append(ablation.NOTE)
+    elif name == "tables":
+        entries = published_tables.table_entries(rows)
+        notes += [published_tables.NOTE, *published_tables.table_sources()]
     else:
         return condition_table(name, description, rows, notes)
     return StudyTable(description, notes, list(entries[0]) if entries else [], entries)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from fedsieve.studies import ablation, constraint, equal_bytes, paper, robustness
+from fedsieve.studies import ablation, constraint, equal_bytes, paper, published_tables, robustness
 from fedsieve.studies.catalog import STUDIES
 from fedsieve.studies.runner import Study
 from fedsieve.studies.scale import Scale
@@ -23,6 +23,7 @@ BUILDERS: dict[str, Callable[[Scale], Study]] = {
     "constraint": constraint.constraint_study,
     "robustness": robustness.robustness_study,
     "ablation": ablation.ablation_study,
+    "tables": published_tables.tables_study,
 }
 TUNED_STUDIES = {"equal-bytes": (equal_bytes.tuning_study, equal_bytes.selected_options, equal_bytes.equal_bytes_study)}
 """Studies with tuned options: the tuning study, the selection of options from its rows, and the study with these options."""

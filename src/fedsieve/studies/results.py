@@ -27,6 +27,8 @@ DEFAULT_VARIANT = "default"
 """The variant that `ablation` compares the others with."""
 PAPER_RECIPE, PAPER_DUAL, RECOMMENDED_DUAL, BISECTION = "recipe paper", "the paper's dual", "recommended dual", "bisection"
 """Values of the label `variant` in `constraint`. All variants that solve the dual exactly begin with `bisection`."""
+THEIRS, OURS = "theirs", "ours"
+"""Values of the label `role` in `tables`: an algorithm with the options of a published table, or one of ours with its defaults."""
 REFERENCE_ALGORITHM = "sieve"
 """The algorithm whose bytes are the limit in `equal-bytes`."""
 DENSE_ALGORITHMS = ("flops", "fed-ht", "fed-avg", "eden")

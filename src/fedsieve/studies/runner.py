@@ -27,7 +27,7 @@ from fedsieve.studies.results import Row
 
 MAX_CURVE_POINTS = 100
 """Maximum number of rounds stored of a curve."""
-CURVE_NAMES = ("dense_value", "tdr", "tdr_features", "expected_density", "test_density", "multiplier")
+CURVE_NAMES = ("mse", "ce", "dense_value", "tdr", "tdr_features", "expected_density", "test_density", "multiplier")
 """Curves that are stored in addition to the metric and the bytes."""
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import FigureBase
 
-from fedsieve.report.figures import ablation, equal_bytes, robustness, style, sweeps
+from fedsieve.report.figures import ablation, equal_bytes, published_tables, robustness, style, sweeps
 from fedsieve.report.figures.style import FigureWriter
 from fedsieve.report.tables import StudyTable, metric_name
 from fedsieve.studies import results
@@ -221,4 +221,5 @@ DRAWERS: dict[str, Callable[[StudyRows, FigureWriter], None]] = {
     "equal-bytes": equal_bytes.draw,
     "robustness": robustness.draw,
     "ablation": ablation.draw,
+    "tables": published_tables.draw,
 }

@@ -1,0 +1,62 @@
+"""Write the study `tables` into the documentation: `python tools/publish_tables.py reports/tables`.
+
+Stores its table as docs/data/tables.csv, and writes the last round of every row into docs/tables.md.
+"""
+
+import csv
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedsieve.cli.reproduce import TABLE_CSV_FILE
+from fedsieve.formatting import format_bytes
+
+DOCS = Path(__file__).parent.parent / "docs"
+CSV, PAGE = DOCS / "data" / "tables.csv", DOCS / "tables.md"
+BEGIN, END = "<!-- tables -->\n", "<!-- /tables -->\n"
+HEADER = "| table | row | published | measured here | bytes theirs | bytes here |\n|---|---|---|---|---|---|\n"
+
+
+def main(folder: Path) -> None:
+    """Publish the study in a folder."""
+    shutil.copyfile(folder / TABLE_CSV_FILE, CSV)
+    PAGE.write_text(insert_table(PAGE.read_text(), list(csv.DictReader(CSV.open()))))
+
+
+def insert_table(page: str, rows: Sequence[Mapping[str, str]]) -> str:
+    """Return the page with the table of these rows."""
+    before, rest = page.split(BEGIN)
+    return before + BEGIN + HEADER + "".join(table_line(row, rows) for row in rows if is_last_round(row, rows)) + END + rest.split(END)[1]
+
+
+def is_last_round(row: Mapping[str, str], rows: Sequence[Mapping[str, str]]) -> bool:
+    """Return whether no row of the same table is of a later round."""
+    return int(row["round"]) == max(int(other["round"]) for other in rows if other["table"] == row["table"])
+
+
+def table_line(row: Mapping[str, str], rows: Sequence[Mapping[str, str]]) -> str:
+    """Return one line: our own algorithms in bold, the name of a table only in its first line."""
+    is_first = next(other for other in rows if is_last_round(other, rows) and other["table"] == row["table"]) is row
+    table = f"{row['table']}: {row['measure']} after {row['round']} rounds" if is_first else ""
+    name = f"**{row['row']}**" if row["role"] == "ours" else row["row"]
+    measured = row["measured"]
+    if row["measured sd"] or is_number(measured):
+        measured = format_value(measured) + (f" +- {format_value(row['measured sd'])}" if row["measured sd"] else "")
+    theirs, here = (format_bytes(float(row[column])) if row[column] else "" for column in ("bytes theirs", "bytes here"))
+    return f"| {table} | {name} | {row['published']} | {measured or 'diverged'} | {theirs} | {here} |\n"
+
+
+def is_number(text: str) -> bool:
+    """Return whether a cell holds a number."""
+    return text.replace(".", "", 1).replace("e-", "", 1).isdigit()
+
+
+def format_value(text: str) -> str:
+    """Return a number with three decimals, or two from 1 on."""
+    value = float(text)
+    return f"{value:.3f}" if abs(value) < 1 else f"{value:.2f}"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
