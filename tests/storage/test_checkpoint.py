@@ -47,11 +47,13 @@ def test_every_algorithm_resumes_from_a_checkpoint_to_the_same_bits(algorithm_na
     run = small_run(algorithm_name, engine=engine, algorithm=algorithm)
     simulation = Simulation(run)
     steps = list(run_rounds(run, simulation))
-    checkpoint.save(tmp_path, 2, steps[1].result.server, run.settings_dict)
+    checkpoint.save(tmp_path, 2, steps[1].result.server, run.settings_dict, steps[1].result.memories)
     latest = checkpoint.latest(tmp_path)
-    rest = list(run_rounds(run, simulation, RunState(latest.restore(initial_state(run, simulation).server), latest.rounds_done)))
+    server = latest.restore(initial_state(run, simulation).server)
+    rest = list(run_rounds(run, simulation, RunState(server, latest.rounds_done, memories=latest.memories)))
     assert [step.metrics["round"] for step in rest] == [3, 4]
-    last, again = (checkpoint.encode(4, step.result.server, run.settings_dict) for step in (steps[-1], rest[-1]))
+    results = [step.result for step in (steps[-1], rest[-1])]
+    last, again = (checkpoint.encode(4, result.server, run.settings_dict, result.memories) for result in results)
     assert last == again
 
 

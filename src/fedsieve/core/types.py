@@ -1,7 +1,7 @@
 """Types and protocols shared by algorithms, objectives and engines. Letters: p parameters, m kept weights, k clients, b examples."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import add
@@ -123,6 +123,27 @@ class Traffic:
         return Traffic(*map(add, vars(self).values(), vars(other).values()))  # `dataclasses.astuple` copies deeply and is slow
 
 
+class ClientMemory(NamedTuple):
+    """What one client keeps between two of its rounds."""
+
+    round: int
+    """the round of the reply after which the client kept it"""
+    vectors: dict[str, Tensor]
+    """vectors (p,) by name; the server of a deployment knows only the round, since its nodes hold the vectors"""
+
+
+class ClientMemories(NamedTuple):
+    """The memories of all clients before an exchange, and the messages that build on them."""
+
+    by_client: Mapping[int, ClientMemory] = {}
+    """only clients whose reply was accepted before have one"""
+    catch_up: Callable[[int | None], Sequence[Packet]] = lambda _: ()
+    """(round of a client's memory, None without one) -> messages that this client can use instead of the broadcast"""
+
+
+NO_MEMORIES = ClientMemories()
+
+
 class ExchangeResult(NamedTuple):
     """The result of one exchange; clients may be missing."""
 
@@ -130,6 +151,8 @@ class ExchangeResult(NamedTuple):
     rejected: list[tuple[int, str]]
     downlink: Traffic
     uplink: Traffic
+    memories: Mapping[int, ClientMemory] = {}
+    """what clients keep if their reply is accepted"""
 
     @property
     def clients(self) -> Sequence[int]:
@@ -137,8 +160,10 @@ class ExchangeResult(NamedTuple):
         return self.replies.clients if isinstance(self.replies, StackedReplies) else [reply.client for reply in self.replies]
 
 
-Exchange = Callable[[Clock, Packet, Sequence[int]], ExchangeResult]
-"""Sends a packet to clients and returns their replies; simulation and deployment differ only here."""
+Exchange = Callable[..., ExchangeResult]
+"""(clock, packet, clients) -> result: sends a packet to clients and returns their replies. Simulation and deployment differ only here.
+
+If the algorithm's clients have memory, a fourth argument is their `ClientMemories`."""
 
 
 @runtime_checkable
@@ -229,6 +254,38 @@ def _unchanged(client: Any, _num_skipped: Tensor, _clock: Clock) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MemorySupport:
+    """What the clients of an algorithm keep from one of their rounds to the next.
+
+    A client keeps it if the server accepts its reply, so that it holds exactly what the server has not received. A client that takes
+    part for the first time has none.
+    """
+
+    vectors: tuple[str, ...]
+    """fields of the client state that are kept, with one value per parameter; they replace what `client_init` sets"""
+    after_reply: Callable[[Any, Packet], dict[str, Tensor]]
+    """(stack of clients, their replies) -> these vectors (k, p) after the replies"""
+    catch_up: "CatchUp | None" = None
+    """messages that replace the broadcast for a client that has received an earlier one; None: all clients receive the broadcast"""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all vectors that a client keeps."""
+        return self.vectors if self.catch_up is None else (*self.vectors, self.catch_up.model_field)
+
+
+class CatchUp(NamedTuple):
+    """Messages about the updates that a client missed."""
+
+    model_field: str
+    """field of the client state with the model that the client received; it is kept until the next message"""
+    messages: Callable[[Any, int, Draw], list[Packet]]
+    """(server, first missed round, draw) -> messages with the field `update`"""
+    receive: Callable[[Packet, Tensor], Packet]
+    """(such a message, the model that the client received last) -> the broadcast that the message stands for"""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineSupport:
     """What engines may know about an algorithm in order to run it on sparse examples and on stacks of clients.
 
@@ -250,6 +307,8 @@ class EngineSupport:
     """`client_step` in place, on some features of a client state that holds more; False if its options do not allow it"""
     needs_all_weights: str | None = None
     """why a local step cannot be restricted to the features of a batch, so that sparse examples are refused; None if it can"""
+    memory: MemorySupport | None = None
+    """what clients keep between their rounds; None: nothing"""
 
 
 @runtime_checkable

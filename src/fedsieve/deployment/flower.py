@@ -2,6 +2,9 @@
 
 A broadcast contains a packet and the clock. A reply contains a packet, the client's number and its number of examples n_k. fedsieve
 chooses the cohorts and encodes the packets; Flower only transports them, as typed byte arrays.
+
+What a client keeps between its rounds is stored in its node's context, which belongs to a run of Flower. The server says on which round's
+memory a message builds. A node has two: the last that the server accepted, and that after its last reply.
 """
 
 import os
@@ -12,6 +15,8 @@ from typing import Any, TypeGuard
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when flwr is first imported
 
+import numpy as np
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
@@ -19,11 +24,14 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedsieve import wire
 from fedsieve.core.packets import Packet
-from fedsieve.core.types import Clock, ExchangeResult, Reply, Traffic
+from fedsieve.core.types import NO_MEMORIES, ClientMemories, ClientMemory, Clock, ExchangeResult, Reply, Traffic
 from fedsieve.deployment.config import DeploymentConfig
+from fedsieve.runtime.client_memory import choose_messages
 from fedsieve.runtime.loop import LoopEngine
 
-PACKET_TYPE = "fedsieve.packet.v1"
+PACKET_TYPE, MEMORY_TYPE = "fedsieve.packet.v1", "fedsieve.memory.v1"
+MEMORY_KEY = "memory"
+"""In a broadcast, the round of the memory on which it builds; in a reply, the rounds of the memories that the node has."""
 TRAIN_MESSAGE, ANNOUNCE_MESSAGE = "train", "query.announce"
 FLOWER_ERRORS = {
     ErrorCode.MESSAGE_UNAVAILABLE: "it did not reply in time",
@@ -49,13 +57,21 @@ def make_client_app(client_engine_for: Callable[[Context], LoopEngine]) -> Clien
     @app.query("announce")
     def announce(message: Message, context: Context) -> Message:
         client = partition_id(context)
-        return Message(RecordDict({"reply": client_record(client_engine_for(context), client)}), reply_to=message)
+        return Message(RecordDict({"reply": client_record(client_engine_for(context), client, context.state)}), reply_to=message)
 
     @app.train()
     def train_and_reply(message: Message, context: Context) -> Message:
-        client, engine = partition_id(context), client_engine_for(context)
-        reply = engine.run_client(parse_clock(message), packet_bytes(message), client)
-        return Message(RecordDict({"packet": to_array_record(reply.to_bytes()), "reply": client_record(engine, client)}), reply_to=message)
+        client, engine, clock = partition_id(context), client_engine_for(context), parse_clock(message)
+        known_round = message.content.config_records["clock"].get(MEMORY_KEY)
+        memories = load_memories(context.state)
+        if is_count(known_round) and known_round not in memories:
+            return Message(RecordDict({"reply": client_record(engine, client, context.state)}), reply_to=message)
+        memory = memories[known_round] if is_count(known_round) else None
+        reply, kept = engine.run_client(clock, packet_bytes(message), client, memory)
+        if kept is not None:
+            context.state[MEMORY_KEY] = to_memory_record([kept] if memory is None else [memory, kept])
+        content = {"packet": to_array_record(reply.to_bytes()), "reply": client_record(engine, client, context.state)}
+        return Message(RecordDict(content), reply_to=message)
 
     return app
 
@@ -71,9 +87,29 @@ def partition_id(context: Context) -> int:
     return client
 
 
-def client_record(engine: LoopEngine, client: int) -> ConfigRecord:
-    """Return the client's number, its number of examples and the shape of one example."""
-    return ConfigRecord({"client": client, "examples": engine.data.num_examples(client), "row": list(engine.data.x.shape[1:])})
+def client_record(engine: LoopEngine, client: int, state: RecordDict) -> ConfigRecord:
+    """Return the client's number, its number of examples, the shape of one example, and the rounds of its memories if it has any."""
+    record = {"client": client, "examples": engine.data.num_examples(client), "row": list(engine.data.x.shape[1:])}
+    rounds = sorted(load_memories(state))
+    return ConfigRecord(record | ({MEMORY_KEY: rounds} if rounds else {}))
+
+
+def to_memory_record(memories: Sequence[ClientMemory]) -> ArrayRecord:
+    """Return the memories of one client as Flower's record; an array is named by its round and vector, such as "7.residual"."""
+    arrays = {f"{memory.round}.{name}": vector.numpy(force=True) for memory in memories for name, vector in memory.vectors.items()}
+    return ArrayRecord(
+        {name: Array(dtype=str(one.dtype), shape=one.shape, stype=MEMORY_TYPE, data=one.tobytes()) for name, one in arrays.items()}
+    )
+
+
+def load_memories(state: RecordDict) -> dict[int, ClientMemory]:
+    """Return the memories in the state of a node, by round."""
+    memories: dict[int, ClientMemory] = {}
+    for key, array in state.array_records.get(MEMORY_KEY, ArrayRecord()).items():
+        round, _, name = key.partition(".")
+        vector = torch.from_numpy(np.frombuffer(array.data, array.dtype).copy())
+        memories.setdefault(int(round), ClientMemory(int(round), {})).vectors[name] = vector
+    return memories
 
 
 def to_array_record(data: bytes) -> ArrayRecord:
@@ -123,18 +159,20 @@ class FlowerExchange:
             )
         return [client for client in range(num_clients) if self.directory.num_examples.get(client) != 0]
 
-    def __call__(self, clock: Clock, packet: Packet, clients: Sequence[int]) -> ExchangeResult:
+    def __call__(self, clock: Clock, packet: Packet, clients: Sequence[int], memories: ClientMemories = NO_MEMORIES) -> ExchangeResult:
         """Send the packet and collect the replies; below the quorum, ask the clients without a valid reply again."""
         needed = self.deployment.min_replies(len(clients))
         result = ExchangeResult([], [], Traffic(), Traffic())
         for _ in range(1 + self.deployment.retries):
             replied = {reply.client for reply in result.replies}
-            attempt = self._send(clock, packet, [client for client in clients if client not in replied], needed - len(replied))
+            missing = [client for client in clients if client not in replied]
+            attempt = self._send(clock, packet, missing, needed - len(replied), memories)
             result = ExchangeResult(
                 sorted([*result.replies, *attempt.replies], key=lambda reply: reply.client),  # every engine sums in this order
                 result.rejected + attempt.rejected,
                 result.downlink + attempt.downlink,
                 result.uplink + attempt.uplink,
+                {**result.memories, **attempt.memories},
             )
             if len(result.replies) >= needed:
                 return result
@@ -145,22 +183,31 @@ class FlowerExchange:
             f"{1 + self.deployment.retries} tries, {needed} are needed ({reasons}){self.directory.errors()}"
         )
 
-    def _send(self, clock: Clock, packet: Packet, clients: Sequence[int], min_replies: int) -> ExchangeResult:
+    def _send(self, clock: Clock, packet: Packet, clients: Sequence[int], min_replies: int, memories: ClientMemories) -> ExchangeResult:
         """Exchange once, within `round_seconds`: up to half of it to wait for nodes, the rest for their replies."""
         start, half = time.monotonic(), self.deployment.round_seconds / 2
         self.directory.wait_for(clients, min_replies, half)
         timeout = max(2 * half - (time.monotonic() - start), half)
         message_id = self.deployment.message_id(clock)
-        encoded = wire.encode(packet, message_id)
         support = self.deployment.resolve_seed(packet, clock).support
-        content = {"packet": to_array_record(encoded.to_bytes()), "clock": ConfigRecord(clock._asdict())}
+        known = {client: memory for client, memory in memories.by_client.items() if self.directory.has_memory(client, memory.round)}
+        encoded = {
+            client: message.encoded
+            for client, message in choose_messages(self.deployment, clock, packet, clients, memories._replace(by_client=known)).items()
+        }
         messages = {
-            client: Message(RecordDict(dict(content)), node, TRAIN_MESSAGE, ttl=timeout, group_id=str(clock.round + 1))
+            client: Message(
+                RecordDict({"packet": to_array_record(encoded[client].to_bytes()), "clock": clock_record(clock, known.get(client))}),
+                node,
+                TRAIN_MESSAGE,
+                ttl=timeout,
+                group_id=str(clock.round + 1),
+            )
             for client in clients
             if (node := self.directory.node_of(client)) is not None
         }
         received = send_and_receive(self.grid, messages, timeout)
-        down, up = wire.measure_traffic([encoded] * len(messages)), Traffic()
+        down, up = sum((wire.measure_traffic([encoded[client]]) for client in messages), Traffic()), Traffic()
         self.flower_overhead_down += sum(map(serialized_size, messages.values())) - down.total
         replies, rejected = [], []
         self.flower_overhead_up += sum(
@@ -170,6 +217,7 @@ class FlowerExchange:
             data = packet_bytes(received[client]) if client in received else b""
             try:
                 num_examples = self._num_examples(client, messages, received)
+                self.directory.note_memories(client, received[client])
                 self._check_size(data)
                 reply = wire.decode(data, message_id, self.deployment.objective.layout.size, support)
                 replies.append(Reply(client, reply, num_examples))
@@ -177,7 +225,9 @@ class FlowerExchange:
             except wire.PacketError as error:
                 rejected.append((client, str(error)))
                 up = up + Traffic(total=len(data), header=len(data))  # a rejected reply is counted as a whole
-        return ExchangeResult(replies, rejected, down, up)
+        has_memory = self.deployment.support.memory is not None
+        kept = {reply.client: ClientMemory(clock.round, {}) for reply in replies} if has_memory else {}
+        return ExchangeResult(replies, rejected, down, up, kept)
 
     def _num_examples(self, client: int, messages: Mapping[int, Message], replies: Mapping[int, Message]) -> int:
         """Return a client's n_k, or raise PacketError if it did not reply for itself."""
@@ -193,7 +243,7 @@ class FlowerExchange:
     def _check_size(self, data: bytes) -> None:
         """Reject bytes that no reply of this model can have, before they are parsed."""
         if not data:
-            raise wire.PacketError(f"no packet: its reply has no {PACKET_TYPE} array")
+            raise wire.PacketError(f"no packet: its reply has no {PACKET_TYPE} array, or its node has lost the memory it was asked for")
         if len(data) > (limit := wire.max_packet_size(self.deployment.objective.layout.size, self.deployment.algorithm.all_reply_fields)):
             raise wire.PacketError(f"oversized: {len(data)} bytes; no reply of this model has more than {limit}")
 
@@ -206,6 +256,7 @@ class NodeDirectory:
         self.num_examples: dict[int, int] = {}
         """announced n_k of each client"""
         self._example_shapes: dict[int, tuple[int, ...]] = {}
+        self._memory_rounds: dict[int, list[int]] = {}
         self._nodes: dict[int, int] = {}
         self._online: set[int] = set()
         self._node_errors: dict[int, str] = {}
@@ -219,6 +270,15 @@ class NodeDirectory:
         """Return the node of a client, or None if it is offline."""
         node = self._nodes.get(client)
         return node if node in self._online else None
+
+    def has_memory(self, client: int, round: int) -> bool:
+        """Return whether the node of a client has said that it holds the memory of this round."""
+        return round in self._memory_rounds.get(client, ())
+
+    def note_memories(self, client: int, reply: Message) -> None:
+        """Note which memories the node of a client holds; a wrong statement harms only this client."""
+        rounds = reply.content.config_records["reply"].get(MEMORY_KEY)
+        self._memory_rounds[client] = [round for round in rounds if is_count(round)][:2] if isinstance(rounds, list) else []
 
     def wait_for(self, clients: Sequence[int], min_clients: int, timeout_seconds: float) -> list[int]:
         """Wait until `min_clients` of the clients have a node, or the time is up; return the clients without one.
@@ -264,6 +324,7 @@ class NodeDirectory:
                 self._node_errors[self._nodes[client]] = f"client {client} is now served by node {node}"
             self._node_errors.pop(node, None)
             self._nodes[client], self.num_examples[client], self._example_shapes[client] = node, num_examples, example_shape
+            self.note_memories(client, replies[node])
 
 
 def packet_bytes(message: Message) -> bytes:
@@ -292,6 +353,11 @@ def parse_shape(reply: Message) -> tuple[int, ...]:
     if not isinstance(record, list) or not all(is_count(length) and length > 0 for length in record):
         raise wire.PacketError("its reply lacks the shape of its examples")
     return tuple(length for length in record if is_count(length))
+
+
+def clock_record(clock: Clock, memory: ClientMemory | None) -> ConfigRecord:
+    """Return the clock of a broadcast, and the round of the memory on which it builds if there is one."""
+    return ConfigRecord(clock._asdict() | ({} if memory is None else {MEMORY_KEY: memory.round}))
 
 
 def parse_clock(message: Message) -> Clock:

@@ -79,6 +79,7 @@ def measured_rounds(
         dtype=deployment.dtype,
         device=deployment.device,
         first_round=state.num_rounds_done,
+        memories=state.memories,
         start_from_seed=deployment.start_from_seed,
         limits=deployment.reply_limits,
     )

@@ -22,6 +22,7 @@ from fedsieve.models.initial_weights import load_initial_weights
 from fedsieve.models.sparse_model import to_safetensors
 from fedsieve.objectives.linear import Linear
 from fedsieve.runtime import evaluation
+from fedsieve.runtime.client_memory import describe_memory, memory_bytes, physical_memory
 from fedsieve.runtime.evaluation import MeasuredRound, RunState, measure_rounds
 from fedsieve.runtime.failures import FaultyExchange
 from fedsieve.runtime.privacy import epsilon_by_round
@@ -30,6 +31,8 @@ from fedsieve.storage import checkpoint, run_directory
 from fedsieve.storage.run_log import CheckpointInterval, RunHistory, RunLog, load_history
 
 METRIC_NAMES = ("r2", "mse", "accuracy", "ce", "bce", "micro_f1", "tdr", "tdr_features", "recall")
+LARGE_MEMORY_FRACTION = 0.1
+"""Above this fraction of the machine's memory, the size of what clients keep is printed before the first round."""
 MUST_MATCH = ("metric", "layout", "truth", "clients")
 """Entries of run_info.json that must not change when a run resumes: they describe the data and the model."""
 
@@ -73,6 +76,7 @@ def run_rounds(run: ResolvedRun, simulation: Simulation | None = None, state: Ru
         dtype=run.dtype,
         device=run.device,
         first_round=state.num_rounds_done,
+        memories=state.memories,
         server_exchange=server_exchange,
         start_from_seed=run.init_weights is None,
         limits=simulation.reply_limits,
@@ -161,7 +165,7 @@ def start_run(
     with run_directory.lock(folder):
         write_settings(folder, run, describe_run(run, simulation))
         if not quiet:
-            print_notes(run)
+            print_notes(run, simulation)
         return continue_run(
             run,
             simulation,
@@ -173,8 +177,11 @@ def start_run(
         )
 
 
-def print_notes(run: ResolvedRun) -> None:
+def print_notes(run: ResolvedRun, simulation: Simulation) -> None:
     """Print what a reader of the result must know about the algorithm."""
+    known = (run.algorithm, run.objective.layout, simulation.num_remembering_clients, run.dtype)
+    if memory_bytes(*known) > LARGE_MEMORY_FRACTION * physical_memory():
+        print(f"note: {describe_memory(*known)}; checkpoints are as large", file=sys.stderr)
     if not isinstance(run.algorithm, GatedAlgorithm):
         return
     if run.algorithm.formula_note is not None:

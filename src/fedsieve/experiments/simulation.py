@@ -26,9 +26,10 @@ from fedsieve.objectives.module import Module
 from fedsieve.runtime import metrics, simulate
 from fedsieve.runtime.batched import BatchedEngine
 from fedsieve.runtime.client_data import ClientData
+from fedsieve.runtime.client_memory import require_memory
 from fedsieve.runtime.context import RunContext
 from fedsieve.runtime.loop import LoopEngine
-from fedsieve.runtime.rounds import Population
+from fedsieve.runtime.rounds import Population, cohort_size
 from fedsieve.runtime.sparse_training import require_restricted_steps
 
 
@@ -55,6 +56,7 @@ class Simulation:
     def validate(self) -> None:
         """Raise ValueError before anything is written if the examples, the initial weights or the module do not fit."""
         require_restricted_steps(self.run.algorithm, self.client_data)
+        require_memory(self.run.algorithm, self.run.objective.layout, self.num_remembering_clients, self.run.dtype)
         if self.run.init_weights is not None:
             load_initial_weights(self.run.init_weights, self.run.objective)
         if isinstance(self.run.objective, Module):
@@ -83,6 +85,12 @@ class Simulation:
     def population(self) -> Population:
         """The clients that may be sampled."""
         return Population(len(self.examples_per_client), np.flatnonzero(self.examples_per_client).tolist())
+
+    @property
+    def num_remembering_clients(self) -> int:
+        """The number of clients that take part in some round at most, so that they may keep something between their rounds."""
+        cohort = cohort_size(len(self.examples_per_client), 1.0 if self.run.centralized else self.run.federation.participation)
+        return min(len(self.population.clients_with_data), self.run.rounds * cohort)
 
     @property
     def reply_limits(self) -> ReplyLimits:

@@ -6,8 +6,8 @@ from functools import cached_property
 import torch
 
 from fedsieve import wire
-from fedsieve.core.packets import Packet
-from fedsieve.core.types import Algorithm, Clock, EngineSupport, Objective, Workload
+from fedsieve.core.packets import Packet, seed_packet
+from fedsieve.core.types import Algorithm, ClientMemory, Clock, EngineSupport, Objective, Workload
 from fedsieve.runtime.rounds import initial_broadcast
 
 
@@ -40,6 +40,17 @@ class RunContext:
     def can_stack_replies(self) -> bool:
         """Whether the replies of all clients have the same number of entries."""
         return self.support.replies_have_equal_length(self.objective.layout)
+
+    def receive(self, packet: Packet, clock: Clock, memory: ClientMemory | None) -> Packet:
+        """Return the broadcast that a message stands for; a catch-up message builds on the client's memory, or on the seed without one."""
+        catch_up = None if self.support.memory is None else self.support.memory.catch_up
+        if catch_up is None or "update" not in packet.fields:
+            return self.resolve_seed(packet, clock)
+        if memory is not None:
+            return catch_up.receive(packet, memory.vectors[catch_up.model_field])
+        first, layout = clock._replace(round=0, exchange=0), self.objective.layout
+        start = self.algorithm.client_init(self.resolve_seed(seed_packet(self.seed, layout.size), first), layout, first, self.dtype)
+        return catch_up.receive(packet, getattr(start, catch_up.model_field))
 
     def resolve_seed(self, packet: Packet, clock: Clock) -> Packet:
         """Return the packet, or the initial broadcast if the packet is only a seed."""

@@ -13,7 +13,7 @@ from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.algorithms.gated import HasGateDistribution, HasGates
 from fedsieve.core.gates import active_probability
 from fedsieve.core.optimizers import StepRule
-from fedsieve.core.types import Traffic
+from fedsieve.core.types import ClientMemory, Traffic
 from fedsieve.runtime.failures import LATE_REASON
 from fedsieve.runtime.rounds import RoundResult
 
@@ -41,6 +41,8 @@ class RunState(NamedTuple):
     num_rounds_done: int = 0
     seconds: float = 0.0
     """time spent on these rounds"""
+    memories: Mapping[int, ClientMemory] = {}
+    """what each client keeps until its next round"""
 
 
 def measure_rounds(

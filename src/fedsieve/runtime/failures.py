@@ -17,7 +17,7 @@ from fedsieve.core.gates import LOG_ALPHA_LIMIT
 from fedsieve.core.packets import GATE_FIELDS, SEED_SCALARS, Packet
 from fedsieve.core.quantization import Coding, QuantizedField
 from fedsieve.core.random import derive_key, generator, uniforms
-from fedsieve.core.types import Clock, Exchange, ExchangeResult, Reply, Traffic
+from fedsieve.core.types import NO_MEMORIES, ClientMemories, Clock, Exchange, ExchangeResult, Reply, Traffic
 
 LATE_REASON = "it arrived after the exchange was closed"
 
@@ -97,13 +97,13 @@ class FaultyExchange:
     """clients that have examples"""
     seed: int
 
-    def __call__(self, clock: Clock, packet: Packet, clients: Sequence[int]) -> ExchangeResult:
+    def __call__(self, clock: Clock, packet: Packet, clients: Sequence[int], memories: ClientMemories = NO_MEMORIES) -> ExchangeResult:
         """Send the packet to clients that are online; reject late replies, corrupt those of malicious clients."""
         offline = find_offline(self.failures, self.seed, clock.round, clients)
         online = [client for client, is_offline in zip(clients, offline, strict=True) if not is_offline]
         if not online:
             return ExchangeResult([], [], Traffic(), Traffic())
-        result = self.exchange(clock, packet, online)
+        result = self.exchange(clock, packet, online, memories)
         replies, rejected = [], list(result.rejected)
         late = client_uniforms(self.seed, ("late", clock.round, clock.exchange), online) < self.failures.straggler_fraction
         stragglers = {client for client, is_late in zip(online, late, strict=True) if is_late}

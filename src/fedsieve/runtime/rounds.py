@@ -1,6 +1,6 @@
 """The round: sample a cohort, broadcast, exchange, aggregate. One generator runs the rounds; the caller measures and stores them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -8,9 +8,9 @@ from torch import Tensor
 
 from fedsieve.core.budgets import floor_of_decimal
 from fedsieve.core.packets import Packet, seed_packet
-from fedsieve.core.random import derive_key, generator, server_sampler
+from fedsieve.core.random import Draw, derive_key, generator, server_sampler
 from fedsieve.core.reply_validation import ReplyLimits, validate_replies
-from fedsieve.core.types import Algorithm, Clock, Exchange, Objective, Traffic
+from fedsieve.core.types import Algorithm, ClientMemories, ClientMemory, Clock, Exchange, MemorySupport, Objective, Traffic
 
 
 class Population(NamedTuple):
@@ -31,6 +31,8 @@ class RoundResult(NamedTuple):
     """(client, reason)"""
     downlink: Traffic
     uplink: Traffic
+    memories: Mapping[int, ClientMemory] = {}
+    """what each client keeps until its next round; empty for an algorithm whose clients keep nothing"""
 
 
 def cohort_size(num_clients: int, participation: float) -> int:
@@ -73,6 +75,7 @@ def train(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     first_round: int = 0,
+    memories: Mapping[int, ClientMemory] | None = None,
     server_exchange: Exchange | None = None,
     start_from_seed: bool = True,
     limits: ReplyLimits = ReplyLimits(),  # noqa: B008
@@ -80,8 +83,10 @@ def train(
     """Yield the rounds from `first_round` to `rounds` - 1.
 
     If every client can compute the start (`start_from_seed`), the first downlink is only the seed. Replies that violate `limits` are
-    rejected. A round without replies changes nothing. `server_exchange` trains on examples of the server after every exchange.
+    rejected. A round without replies changes nothing. `memories` is what clients kept before the first of these rounds; a client keeps
+    something new if its reply is accepted. `server_exchange` trains on examples of the server after every exchange.
     """
+    memory_support, memories = algorithm.engine_support.memory, {} if memories is None else memories
     num_exchanges, max_cohort = algorithm.workload.exchanges, cohort_size(population.num_clients, participation)
     for round in range(first_round, rounds):
         takes_all = round < algorithm.workload.full_rounds
@@ -94,8 +99,10 @@ def train(
             draw = server_sampler(seed, round, number, dtype, device)
             packet = algorithm.broadcast(server, clock, draw)
             is_first = start_from_seed and round == 0 and number == 0
-            result = exchange(clock, seed_packet(seed, packet.size) if is_first else packet, cohort)
+            known = () if memory_support is None else (_with_catch_up(memory_support, memories, server, draw, start_from_seed),)
+            result = exchange(clock, seed_packet(seed, packet.size) if is_first else packet, cohort, *known)
             result = validate_replies(algorithm, packet, result, cohort, clock, limits, dtype)
+            memories = {**memories, **{client: result.memories[client] for client in result.clients if client in result.memories}}
             if result.replies:
                 server = algorithm.aggregate(server, packet, result.replies, clock, draw)
             if server_exchange is not None:
@@ -108,4 +115,17 @@ def train(
             rejected += result.rejected
         if replied or server_exchange is not None:
             server = algorithm.end_round(server, Clock(round, rounds, num_exchanges - 1))
-        yield RoundResult(round, server, cohort, sorted(replied), rejected, downlink, uplink)
+        yield RoundResult(round, server, cohort, sorted(replied), rejected, downlink, uplink, memories)
+
+
+def _with_catch_up(
+    support: MemorySupport, memories: Mapping[int, ClientMemory], server: Any, draw: Draw, start_from_seed: bool
+) -> ClientMemories:
+    """Return the memories with the messages that build on them. A client without memory may know the start from the seed."""
+
+    def messages(known_round: int | None) -> Sequence[Packet]:
+        if support.catch_up is None or (known_round is None and not start_from_seed):
+            return ()
+        return support.catch_up.messages(server, -1 if known_round is None else known_round, draw)
+
+    return ClientMemories(memories, messages)

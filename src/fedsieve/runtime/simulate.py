@@ -12,6 +12,7 @@ from fedsieve import wire
 from fedsieve.core.types import Algorithm, CsrMatrix, Objective
 from fedsieve.runtime.batched import BatchedEngine
 from fedsieve.runtime.client_data import ClientData
+from fedsieve.runtime.client_memory import require_memory
 from fedsieve.runtime.context import RunContext
 from fedsieve.runtime.loop import LoopEngine
 from fedsieve.runtime.rounds import Population, RoundResult, initial_server, train
@@ -50,6 +51,7 @@ def simulate(
     """Yield the rounds over examples ordered by client, starting from `weights` or from weights drawn with the seed."""
     dtype, device = (torch.float32, "cpu") if weights is None else (weights.dtype, str(weights.device))
     population = Population(len(counts), np.flatnonzero(counts).tolist())
+    require_memory(algorithm, objective.layout, len(population.clients_with_data), dtype)
     workload = algorithm.workload
     data = ClientData(x, y, counts, objective, workload.batch_size, workload.batch_sampling)
     fingerprint = wire.compute_fingerprint(type(algorithm).__name__, objective.layout)

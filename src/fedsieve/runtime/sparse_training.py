@@ -4,7 +4,7 @@ A local step changes only the weights of features in its mini-batch. The client 
 examples, each step to those of its batch; what skipped steps do to the other weights is applied once (`apply_skipped_steps`).
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, cast
@@ -15,8 +15,9 @@ from torch import Tensor
 
 from fedsieve.core.packets import Packet
 from fedsieve.core.random import Draw, client_sampler
-from fedsieve.core.types import Algorithm, Clock, LinearObjective
+from fedsieve.core.types import Algorithm, ClientMemory, Clock, LinearObjective
 from fedsieve.runtime.client_data import ClientData, SparseRoundData
+from fedsieve.runtime.client_memory import restore_memory, store_memory
 from fedsieve.runtime.context import RunContext
 from fedsieve.runtime.feature_view import FeatureView
 from fedsieve.runtime.local_training import ClientEngine
@@ -34,8 +35,11 @@ class SparseClientEngine:
         """The linear model."""
         return cast(LinearObjective, self.context.objective)
 
-    def train(self, packet: Packet, clock: Clock, stacks: Iterable[list[int]]) -> Iterator[Packet]:
-        """Take the local steps of one exchange and yield the reply of each client, as a stack of one."""
+    def train(
+        self, packet: Packet, clock: Clock, stacks: Iterable[list[int]], memories: MutableMapping[int, ClientMemory] | None = None
+    ) -> Iterator[Packet]:
+        """Take the local steps of one exchange and yield the reply of each client, as a stack of one; `memories` are updated."""
+        memories = {} if memories is None else memories
         layout = self.objective.layout
         if (
             packet.support is not None
@@ -43,14 +47,14 @@ class SparseClientEngine:
             and layout.groups is None
             and self.context.support.unseen_weights_are_equal
         ):
-            yield from (self._reply_on_active_features(packet, clock, clients) for clients in stacks)
+            yield from (self._reply_on_active_features(packet, clock, clients, memories) for clients in stacks)
         else:
             state = self.context.algorithm.client_init(packet, layout, clock, self.context.dtype)
-            yield from (self._reply_on_all_features(state, clock, clients) for clients in stacks)
+            yield from (self._reply_on_all_features(state, clock, clients, memories) for clients in stacks)
 
-    def _reply_on_all_features(self, state: Any, clock: Clock, clients: list[int]) -> Packet:
+    def _reply_on_all_features(self, state: Any, clock: Clock, clients: list[int], memories: MutableMapping[int, ClientMemory]) -> Packet:
         """Return the reply of a client that starts from a state as long as the model."""
-        client = add_client_axis(state)
+        client = restore_memory(self.context, add_client_axis(state), clients, memories)
         projected = self.context.support.projected_field
         nonzero = None if projected is None else self._nonzero_features(getattr(client, projected))
         examples = self._round_examples(clock, clients, nonzero)
@@ -61,9 +65,11 @@ class SparseClientEngine:
         steps_per_feature[view.features] = steps
         num_skipped = self._num_skipped(steps_per_feature).repeat(self.objective.num_outputs)
         num_skipped = torch.cat((num_skipped, num_skipped.new_zeros(self.objective.layout.num_ungated)))[None]
-        return self._reply(client, num_skipped, clock, clients)
+        return self._reply(client, num_skipped, clock, clients, memories)
 
-    def _reply_on_active_features(self, packet: Packet, clock: Clock, clients: list[int]) -> Packet:
+    def _reply_on_active_features(
+        self, packet: Packet, clock: Clock, clients: list[int], memories: MutableMapping[int, ClientMemory]
+    ) -> Packet:
         """Return the reply of a client without creating a vector as long as the model.
 
         All weights that are neither in the broadcast nor in the client's examples have the same state. One extra coordinate behind the
@@ -79,16 +85,21 @@ class SparseClientEngine:
         _, steps = self._run_steps(self._map_vectors(lambda part: part[:, :-1], client), examples, view, clock, clients)
         num_skipped = self._num_skipped(np.append(steps, 0))[:, None].expand(-1, self.objective.num_outputs)
         num_skipped = num_skipped.reshape(1, -1)[:, : view.size + 1]
-        reply = self._reply(client, num_skipped, clock, clients)
+        reply = self._reply(client, num_skipped, clock, clients, memories)
         assert reply.support is not None
         support = view.global_indices(reply.support.numpy(force=True))
         if support[0, -1] == layout.size:
-            return self._reply_on_all_features(algorithm.client_init(packet, layout, clock, self.context.dtype), clock, clients)
+            return self._reply_on_all_features(algorithm.client_init(packet, layout, clock, self.context.dtype), clock, clients, memories)
         return reply._replace(size=layout.size, support=torch.from_numpy(support).to(self.context.device))
 
-    def _reply(self, client: Any, num_skipped: Tensor, clock: Clock, clients: list[int]) -> Packet:
+    def _reply(
+        self, client: Any, num_skipped: Tensor, clock: Clock, clients: list[int], memories: MutableMapping[int, ClientMemory]
+    ) -> Packet:
         draw = self._draw(clock, self.context.workload.local_steps, clients)
-        return self.context.algorithm.client_reply(self.context.support.apply_skipped_steps(client, num_skipped, clock), clock, draw)
+        client = self.context.support.apply_skipped_steps(client, num_skipped, clock)
+        reply = self.context.algorithm.client_reply(client, clock, draw)
+        store_memory(self.context, client, reply, clock, clients, memories)
+        return reply
 
     def _round_examples(self, clock: Clock, clients: list[int], extra_features: np.ndarray | None) -> SparseRoundData:
         (client,), num_steps = clients, self.context.workload.local_steps

@@ -5,7 +5,7 @@
     check_settings(checkpoint.settings, settings)    # only the number of rounds may change
     server = checkpoint.restore(initial_server(...)) # bit for bit
 
-Every random number is a function of the round, so the server state and the number of rounds are enough to resume.
+Every random number is a function of the round, so the server state, what clients keep and the number of rounds are enough to resume.
 """
 
 import json
@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,11 +24,13 @@ from safetensors.numpy import save as save_safetensors
 from torch import Tensor
 
 from fedsieve.core.settings import flatten
-from fedsieve.core.types import Layout
+from fedsieve.core.types import ClientMemory, Layout
 from fedsieve.storage import atomic
 
 FORMAT_VERSION = 1
 SUFFIX = ".safetensors"
+MEMORY_PREFIX = "client "
+"""Tensors that clients keep are named "client 7.residual"."""
 SCALAR_TYPES = (bool, int, float, str, type(None))
 MAY_CHANGE = frozenset({"rounds"})
 """Settings that may change when a run is resumed. Schedules then follow the new number of rounds from the current round on."""
@@ -51,6 +54,8 @@ class Checkpoint(NamedTuple):
     """the tensors of the server state by the path of their fields"""
     scalars: dict[str, Any]
     """the other values of the server state"""
+    memories: dict[int, ClientMemory]
+    """what each client keeps until its next round"""
     damage_reports: tuple[str, ...] = ()
     """newer checkpoints that are damaged, and why"""
 
@@ -66,9 +71,11 @@ class Checkpoint(NamedTuple):
         return _rebuild(template, {**self.tensors, **self.scalars})
 
 
-def save(folder: Path, rounds_done: int, server: Any, settings: Mapping[str, Any]) -> Path:
+def save(
+    folder: Path, rounds_done: int, server: Any, settings: Mapping[str, Any], memories: Mapping[int, ClientMemory] = MappingProxyType({})
+) -> Path:
     """Write a checkpoint and keep the previous one. If an OSError is raised, the existing checkpoints are unchanged."""
-    content = encode(rounds_done, server, settings)
+    content = encode(rounds_done, server, settings, memories)
     if not folder.is_dir():
         folder.mkdir(parents=True)
         atomic.fsync_directory(folder.parent)
@@ -115,12 +122,18 @@ def check_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 # The file
 
 
-def encode(rounds_done: int, server: Any, settings: Mapping[str, Any]) -> bytes:
+def encode(
+    rounds_done: int, server: Any, settings: Mapping[str, Any], memories: Mapping[int, ClientMemory] = MappingProxyType({})
+) -> bytes:
     """A checkpoint as bytes. Scalars and settings are one JSON string, because several metadata keys have no fixed order."""
     leaves = dict(_leaves(server))
     tensors = {name: value.contiguous().numpy(force=True) for name, value in leaves.items() if isinstance(value, Tensor)}
     scalars = {name: value for name, value in leaves.items() if not isinstance(value, Tensor)}
     metadata = {"format": FORMAT_VERSION, "rounds": rounds_done, "settings": settings, "state": scalars}
+    if memories:
+        metadata["memories"] = {str(client): memory.round for client, memory in memories.items()}
+        for client, memory in memories.items():
+            tensors |= {f"{MEMORY_PREFIX}{client}.{name}": vector.contiguous().numpy(force=True) for name, vector in memory.vectors.items()}
     return save_safetensors(tensors, {"checkpoint": json.dumps(metadata)})
 
 
@@ -139,7 +152,23 @@ def decode(content: bytes) -> Checkpoint:
     is_valid = type(rounds) is int and rounds >= 0
     if not (is_valid and isinstance(settings, dict) and isinstance(scalars, dict)) or tensors.keys() & scalars.keys():
         raise CheckpointError("its rounds, settings or state are invalid")
-    return Checkpoint(rounds, settings, tensors, scalars)
+    memories = _decode_memories(metadata.get("memories", {}), tensors)
+    return Checkpoint(
+        rounds, settings, {name: tensor for name, tensor in tensors.items() if not name.startswith(MEMORY_PREFIX)}, scalars, memories
+    )
+
+
+def _decode_memories(rounds: Any, tensors: Mapping[str, np.ndarray]) -> dict[int, ClientMemory]:
+    if not isinstance(rounds, dict) or not all(client.isdecimal() and type(round) is int for client, round in rounds.items()):
+        raise CheckpointError("its memories of clients are invalid")
+    memories = {int(client): ClientMemory(round, {}) for client, round in rounds.items()}
+    for name, tensor in tensors.items():
+        if name.startswith(MEMORY_PREFIX):
+            client, _, field = name.removeprefix(MEMORY_PREFIX).partition(".")
+            if client not in rounds:
+                raise CheckpointError(f"its memory {name} belongs to no client")
+            memories[int(client)].vectors[field] = torch.from_numpy(tensor)
+    return memories
 
 
 def _read_checkpoint(path: Path) -> Checkpoint:
@@ -189,7 +218,9 @@ def _rebuild(template: Any, values: Mapping[str, Any], name: str = "") -> Any:
     if not isinstance(template, Tensor):
         return values[name]
     tensor = torch.from_numpy(values[name])
-    if tensor.shape != template.shape or tensor.dtype != template.dtype:
+    # a tensor that is empty at the start of a run may have grown
+    grows = len(template.shape) > 0 and not len(template) and tensor.shape[1:] == template.shape[1:]
+    if (tensor.shape != template.shape and not grows) or tensor.dtype != template.dtype:
         raise SettingsChangedError(
             f"the checkpoint is of another model: its {name} is {tensor.dtype} {tuple(tensor.shape)}, "
             f"this run has {template.dtype} {tuple(template.shape)}"

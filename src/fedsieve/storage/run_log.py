@@ -62,7 +62,7 @@ def load_history(folder: Path, initial_state: RunState, config: Mapping[str, Any
         raise ValueError(f"--rounds cannot be lower than the rounds already done, {last.rounds_done}; got {num_rounds}")
     rows, metrics_end = read_metrics_rows(folder / run_directory.METRICS, last.rounds_done)
     supports, histograms, supports_end = read_supports(folder / run_directory.SUPPORTS, last.rounds_done)
-    state = RunState(last.restore(initial_state.server), last.rounds_done, rows[-1]["seconds"])
+    state = RunState(last.restore(initial_state.server), last.rounds_done, rows[-1]["seconds"], last.memories)
     return RunHistory(state, rows, supports, histograms, (metrics_end, supports_end)), last.damage_reports
 
 
@@ -73,6 +73,7 @@ class RunLog:
         self.folder, self.config, self.interval = folder, config, interval
         self.metrics_rows, self.supports, self.gate_histograms = history.metrics_rows, history.supports, history.gate_histograms
         self.server, self.file_ends = history.state.server, history.file_ends
+        self.memories = history.state.memories
         self.rounds_saved = history.state.num_rounds_done
         self.supports_written_at, self.checkpoint_written_at = time.monotonic(), -np.inf
         self.checkpoint_seconds = 0.0
@@ -106,7 +107,7 @@ class RunLog:
         self.metrics_file.write(json.dumps(measured_round.metrics).encode() + b"\n")
         self.metrics_file.flush()
         self.supports_file.write(encode_round(support, histogram))
-        self.server = measured_round.result.server
+        self.server, self.memories = measured_round.result.server, measured_round.result.memories
         if self.checkpoint_due():
             self.save_checkpoint()
         if time.monotonic() - self.supports_written_at > SUPPORTS_INTERVAL_SECONDS:
@@ -126,7 +127,7 @@ class RunLog:
         for file in (self.metrics_file, self.supports_file):
             file.flush()
             os.fsync(file.fileno())
-        checkpoint.save(self.folder / run_directory.CHECKPOINTS, len(self.metrics_rows), self.server, self.config)
+        checkpoint.save(self.folder / run_directory.CHECKPOINTS, len(self.metrics_rows), self.server, self.config, self.memories)
         self.rounds_saved, self.checkpoint_written_at = len(self.metrics_rows), time.monotonic()
         self.checkpoint_seconds = self.checkpoint_written_at - start
 

@@ -14,8 +14,8 @@ class EngineByFingerprint:
         self.engines = engines
         self.data = next(iter(engines.values())).data
 
-    def run_client(self, clock, message, client):
-        return self.engines[int.from_bytes(message[4:8], "little")].run_client(clock, message, client)
+    def run_client(self, clock, message, client, memory=None):
+        return self.engines[int.from_bytes(message[4:8], "little")].run_client(clock, message, client, memory)
 
 
 def client_engine_for(context):

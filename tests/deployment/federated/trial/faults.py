@@ -23,10 +23,10 @@ class FaultyEngine:
     def __init__(self, engine, faults):
         self.engine, self.data, self.faults = engine, engine.data, faults
 
-    def run_client(self, clock, message, client):
+    def run_client(self, clock, message, client, memory=None):
         kind = self.faults.get(str(clock.round + 1), {}).get(str(client))
-        honest = self.engine.run_client(clock, message, client)
-        return honest if kind is None else FAULTS[kind](honest, clock)
+        honest, kept = self.engine.run_client(clock, message, client, memory)
+        return honest if kind is None else FAULTS[kind](honest, clock), kept
 
 
 def raise_error(honest, clock):
