@@ -22,6 +22,7 @@ ALGORITHMS = {
     "ssfl": ("ssfl", "SSFL"),
     "fed-dst": ("fed_dst", "FedDST"),
     "eden": ("eden", "Eden"),
+    "fed-ef": ("fed_ef", "FedEF"),
 }
 """Name -> (module, class)."""
 

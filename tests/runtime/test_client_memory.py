@@ -1,0 +1,109 @@
+"""What clients keep between their rounds: who has it, both engines, checkpoints, failures, and its size."""
+
+import pytest
+import torch
+
+from fedsieve.algorithms import ALGORITHMS, algorithm_class
+from fedsieve.experiments.config import Engine, FederationConfig, Precision
+from fedsieve.experiments.runner import run_rounds
+from fedsieve.experiments.simulation import Simulation
+from fedsieve.runtime import client_memory
+from fedsieve.runtime.client_memory import memory_bytes
+from fedsieve.runtime.evaluation import RunState
+from fedsieve.runtime.failures import Failures
+from fedsieve.storage import checkpoint
+from helpers.runs import small_run, train_run
+
+pytestmark = pytest.mark.usefixtures("few_test_rows")
+REMEMBERING = [name for name in ALGORITHMS if algorithm_class(name)().engine_support.memory is not None]
+
+
+def run_of(method, **settings):
+    return small_run(method, **{"precision": Precision.DOUBLE, "federation": FederationConfig(clients=12, participation=0.25), **settings})
+
+
+def test_error_feedback_at_clients_needs_memory():
+    assert "fed-ef" in REMEMBERING and "sieve" not in REMEMBERING
+
+
+@pytest.mark.parametrize("method", REMEMBERING)
+def test_exactly_the_clients_that_took_part_keep_something(method):
+    run = run_of(method)
+    seen = {}
+    for step in train_run(run):
+        seen |= dict.fromkeys(step.result.replied, step.result.round)
+        assert {client: memory.round for client, memory in step.result.memories.items()} == seen
+    assert len(seen) < 12
+    for memory in step.result.memories.values():
+        assert tuple(memory.vectors) == run.algorithm.engine_support.memory.names
+        assert all(vector.shape == (40,) and vector.dtype is torch.float64 for vector in memory.vectors.values())
+
+
+@pytest.mark.parametrize("method", REMEMBERING)
+@pytest.mark.parametrize("failures", [Failures(), Failures(dropout=0.3, straggler_fraction=0.3)], ids=["none", "late"])
+def test_both_engines_keep_the_same_bits(method, failures):
+    loop, batched = (train_run(run_of(method, engine=engine, rounds=6, failures=failures)) for engine in Engine)
+    for one, other in zip(loop, batched, strict=True):
+        assert one.result.memories.keys() == other.result.memories.keys()
+        for client, memory in one.result.memories.items():
+            for name, vector in memory.vectors.items():
+                assert torch.equal(vector, other.result.memories[client].vectors[name])
+        assert one.metrics["bytes_down"] == other.metrics["bytes_down"]
+
+
+@pytest.mark.parametrize("method", REMEMBERING)
+def test_a_client_whose_reply_is_late_keeps_what_it_had(method):
+    steps = train_run(run_of(method, rounds=12, failures=Failures(straggler_fraction=0.5)))
+    late = 0
+    for before, after in zip(steps, steps[1:], strict=False):
+        for client, _ in after.result.rejected:
+            late += client in before.result.memories
+            assert after.result.memories.get(client) is before.result.memories.get(client)
+    assert late
+
+
+@pytest.mark.parametrize("method", REMEMBERING)
+def test_without_its_memories_a_resumed_run_has_other_bits(method, tmp_path):
+    run = run_of(method, rounds=8)
+    whole = train_run(run)
+    checkpoint.save(tmp_path, 5, whole[4].result.server, run.settings_dict, whole[4].result.memories)
+    latest = checkpoint.latest(tmp_path)
+    server = latest.restore(whole[0].result.server._replace(**grown(run)))
+    resumed, forgetful = (
+        list(run_rounds(run, Simulation(run), RunState(server, 5, memories=memories)))[-1] for memories in (latest.memories, {})
+    )
+    assert torch.equal(resumed.result.server[0], whole[-1].result.server[0])
+    assert not torch.equal(forgetful.result.server[0], whole[-1].result.server[0])
+
+
+def grown(run):
+    """The fields of the server state that grow, as they are before the first round."""
+    from fedsieve.experiments.runner import initial_state
+
+    server = initial_state(run, Simulation(run)).server
+    return {name: part for name, part in server._asdict().items() if isinstance(part, torch.Tensor) and part.ndim and not len(part)}
+
+
+def test_the_bytes_kept_are_clients_times_vectors_times_weights_times_their_size():
+    run = run_of("fed-ef")
+    steps = train_run(run)
+    kept = [vector for memory in steps[-1].result.memories.values() for vector in memory.vectors.values()]
+    bytes_kept = sum(vector.numel() * vector.element_size() for vector in kept)
+    assert memory_bytes(run.algorithm, run.objective.layout, len(kept), torch.float64) == bytes_kept == len(kept) * 40 * 8
+    assert memory_bytes(run_of("sieve").algorithm, run.objective.layout, 12, torch.float64) == 0
+
+
+def test_memory_that_does_not_fit_is_refused_and_much_is_noted(monkeypatch, tmp_path, capsys):
+    from fedsieve.experiments.runner import start_run
+
+    run = run_of("fed-ef")
+    monkeypatch.setattr(client_memory, "physical_memory", lambda: 12 * 40 * 8 - 1)
+    with pytest.raises(
+        ValueError, match=r"12 clients x residual x 40 weights x 8 bytes\), more than .* of this machine; use fewer clients"
+    ):
+        Simulation(run).validate()
+    Simulation(run_of("fed-ef", rounds=3)).validate()  # nine clients take part at most
+    monkeypatch.undo()
+    monkeypatch.setattr("fedsieve.experiments.runner.physical_memory", lambda: 12 * 40 * 8)
+    start_run(run, Simulation(run), tmp_path, quiet=False)
+    assert "note: the clients keep" in capsys.readouterr().err
