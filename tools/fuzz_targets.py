@@ -19,7 +19,9 @@ import torch
 
 from fedsieve import wire
 from fedsieve.core.optimizers import initial_moments
-from fedsieve.core.packets import sparse_packet
+from fedsieve.core.packets import Packet, sparse_packet
+from fedsieve.core.quantization import Coding, QuantizedField
+from fedsieve.core.types import ClientMemory
 from fedsieve.data import mnist, prediction_files, rcv1, user_files
 from fedsieve.data.downloads import DataError
 from fedsieve.experiments.config import RunConfig
@@ -87,10 +89,17 @@ def encode_packet(reference: torch.Tensor | None = None) -> bytes:
     return wire.encode(packet, MESSAGE_ID, reference).to_bytes()[:-4]
 
 
+def encode_list() -> bytes:
+    """Return a list of three ternary vectors without its checksum."""
+    support = torch.arange(0, SIZE - 1).view(3, -1)
+    field = QuantizedField(torch.ones_like(support, dtype=torch.int8), torch.ones(3), Coding.SIGNS)
+    return wire.encode(Packet(SIZE, support, {"update": field}, {}), MESSAGE_ID).to_bytes()[:-4]
+
+
 def decode_packet(data: bytes) -> object:
     """Decode a message with a correct checksum, so that the content itself is validated."""
     reference = torch.arange(0, SIZE, 4)
-    return wire.decode(data + crc32(data).to_bytes(4, "little"), MESSAGE_ID, SIZE, reference)
+    return wire.decode(data + crc32(data).to_bytes(4, "little"), MESSAGE_ID, SIZE, reference, accept_lists=True)
 
 
 STATE = initial_moments(torch.zeros(3))
@@ -121,9 +130,12 @@ TARGETS = {
         feed_as_file(parse_config),
         (run_directory.RunDirectoryError,),
     ),
-    "packet": Target([encode_packet(), encode_packet(torch.arange(0, SIZE, 4))], decode_packet, (wire.PacketError,)),
+    "packet": Target([encode_packet(), encode_packet(torch.arange(0, SIZE, 4)), encode_list()], decode_packet, (wire.PacketError,)),
     "checkpoint": Target(
-        [checkpoint.encode(3, STATE, {"density": 0.05})],
+        [
+            checkpoint.encode(3, STATE, {"density": 0.05}),
+            checkpoint.encode(3, STATE, {}, {7: ClientMemory(2, {"residual": torch.ones(3)})}),
+        ],
         lambda data: checkpoint.decode(data).restore(STATE),
         (checkpoint.CheckpointError, checkpoint.SettingsChangedError),
     ),

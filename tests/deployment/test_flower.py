@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
@@ -14,9 +15,11 @@ from fedsieve.core.types import Clock
 from fedsieve.deployment import flower
 from fedsieve.deployment.config import deployment_config
 from fedsieve.deployment.flower import FlowerExchange, QuorumError, make_client_app
-from fedsieve.deployment.server import run_server
-from fedsieve.models.sparse_model import read_model
-from fedsieve.runtime.rounds import initial_server
+from fedsieve.deployment.server import deployed_model, run_server
+from fedsieve.models.sparse_model import read_model, to_safetensors
+from fedsieve.runtime.batched import BatchedEngine
+from fedsieve.runtime.client_data import ClientData
+from fedsieve.runtime.rounds import Population, initial_server, train
 from fedsieve.storage.checkpoint import SettingsChangedError
 from helpers.flower import run_batched, task
 
@@ -362,3 +365,109 @@ def test_flower_overhead_is_the_message_size_without_the_packet():
     )
     whole = flower.serialized_size(Message(content, 100, flower.TRAIN_MESSAGE, ttl=0.2, group_id="2"))
     assert abs(exchange.flower_overhead_down - before - 3 * (whole - result.downlink.total // 3)) < 3 * 40
+
+
+# Clients that keep something between their rounds
+
+
+def remembering_nodes(method, lost=()):
+    """Honest nodes with a context of their own; `lost` is {client: round after which its node loses its context}."""
+
+    def node(client):
+        app = make_client_app(lambda _: remembering_deployment(method).client_engine(client, *task.load_examples(client)))
+        contexts = [Context(run_id=1, node_id=1, node_config={"partition-id": client}, state=RecordDict(), run_config={})]
+
+        def run(message):
+            reply = app(message, contexts[0])
+            clock = message.content.config_records.get("clock", {})
+            if client in lost and clock.get("round") == lost[client]:
+                contexts[0] = Context(run_id=2, node_id=1, node_config={"partition-id": client}, state=RecordDict(), run_config={})
+            return reply
+
+        return run
+
+    return {100 + client: node(client) for client in range(3)}
+
+
+def remembering_deployment(method, **changes):
+    return build_deployment(**{"algorithm.name": method, "rounds": 8, "participation": 0.67, **changes})
+
+
+def run_remembering(method, folder, nodes=None, **changes):
+    deployment = remembering_deployment(method, run_dir=str(folder), **changes)
+    exchange = FlowerExchange(deployment, InMemoryGrid(nodes or remembering_nodes(method)))
+    run_server(deployment, exchange)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return (folder / "model.safetensors").read_bytes(), rows, exchange
+
+
+def simulate_remembering(method, rounds=8):
+    """The same run on the batched engine."""
+    deployment = remembering_deployment(method, rounds=rounds)
+    examples = [task.load_examples(client) for client in range(3)]
+    x, y = (torch.from_numpy(np.concatenate(arrays)).to(deployment.dtype) for arrays in zip(*examples, strict=True))
+    data = ClientData(x, y, [len(y) for _, y in examples], deployment.objective, deployment.algorithm.workload.batch_size)
+    server = initial_server(deployment.algorithm, deployment.objective, deployment.seed, deployment.dtype)
+    population, engine = Population(3, range(3)), BatchedEngine(context=deployment, data=data)
+    steps = list(train(deployment.algorithm, server, population, 0.67, engine, rounds, deployment.seed, dtype=deployment.dtype))
+    parameters = deployment.algorithm.parameters(steps[-1].server)
+    return to_safetensors(deployed_model(deployment, parameters, (40,))), steps
+
+
+@pytest.mark.parametrize("method", ["fed-ef", "stc"])
+def test_nodes_keep_their_memories_in_their_context(method, tmp_path):
+    """Two of three clients take part in a round; model and bytes are those of the batched engine."""
+    model, rows, _ = run_remembering(method, tmp_path)
+    expected, steps = simulate_remembering(method)
+    assert model == expected
+    assert [(row["bytes_up"], row["bytes_down"]) for row in rows] == [(step.uplink.total, step.downlink.total) for step in steps]
+    assert len({tuple(row["cohort"]) for row in rows}) > 1
+
+
+@pytest.mark.parametrize("method", ["fed-ef", "stc"])
+def test_a_server_that_resumes_finds_the_memories_of_its_nodes(method, tmp_path):
+    """The interrupted round has been computed by the nodes, and is computed again from the memory before it."""
+    nodes, deployment = remembering_nodes(method), remembering_deployment(method, run_dir=str(tmp_path))
+
+    class InterruptedExchange(FlowerExchange):
+        def __call__(self, clock, *rest):
+            result = super().__call__(clock, *rest)
+            if clock.round == 4:
+                raise SystemExit
+            return result
+
+    with pytest.raises(SystemExit):
+        run_server(deployment, InterruptedExchange(deployment, InMemoryGrid(nodes)))
+    assert run_remembering(method, tmp_path, nodes)[0] == simulate_remembering(method)[0]
+
+
+@pytest.mark.parametrize("method", ["fed-ef", "stc"])
+def test_a_client_that_is_asked_again_gives_the_same_reply(method, tmp_path):
+    nodes, calls = remembering_nodes(method), []
+
+    def lose_every_third_reply(message):
+        reply = honest(message)
+        calls.append(message.metadata.message_type)
+        return None if calls.count(flower.TRAIN_MESSAGE) % 3 == 2 and calls[-1] == flower.TRAIN_MESSAGE else reply
+
+    honest, nodes[101] = nodes[101], lose_every_third_reply
+    model, rows, _ = run_remembering(method, tmp_path, nodes, quorum=1.0, retries=3, round_seconds=0.05)
+    assert any(row["rejected"] for row in rows)
+    assert model == simulate_remembering(method)[0]
+
+
+@pytest.mark.parametrize("method", ["fed-ef", "stc"])
+def test_a_node_that_lost_its_memory_starts_without_and_the_run_goes_on(method, tmp_path):
+    _, rows, exchange = run_remembering(method, tmp_path, remembering_nodes(method, lost={1: 3}))
+    after = [row for row in rows if row["round"] > 4 and 1 in row["cohort"]]
+    assert [client for client, _ in after[0]["rejected"]] == [1] and "lost the memory" in after[0]["rejected"][0][1]
+    assert all(row["rejected"] == [] for row in after[1:]) and len(after) > 1
+    assert exchange.directory.has_memory(1, max(row["round"] for row in after) - 1)
+
+
+@pytest.mark.parametrize("rounds", ["many", [-1], [1.5], [True], [3] * 1000])
+def test_a_node_that_states_wrong_memories_harms_only_itself(rounds, tmp_path):
+    nodes = remembering_nodes("stc")
+    honest, nodes[101] = nodes[101], lambda message: reply_with(memory=rounds)(honest(message))
+    run_remembering("stc", tmp_path, nodes)
+    assert read_model(tmp_path / "model.safetensors").num_nonzero == 4

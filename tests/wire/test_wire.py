@@ -277,6 +277,63 @@ def test_values_that_are_not_numbers_are_refused():
             decode(encode(packet, ADDRESS).to_bytes(), ADDRESS, 3)
 
 
+def ternary_list(num_vectors, count=4, size=500, seed=0):
+    rng = np.random.default_rng(seed)
+    support = torch.from_numpy(np.stack([np.sort(rng.choice(size, count, replace=False)) for _ in range(num_vectors)]))
+    signs = torch.from_numpy(rng.choice(np.array([-1, 1], dtype=np.int8), (num_vectors, count)))
+    return Packet(size, support, {"update": QuantizedField(signs, torch.rand(num_vectors) + 0.1, Coding.SIGNS)}, {})
+
+
+@pytest.mark.parametrize(("num_vectors", "count", "size"), [(1, 4, 500), (7, 30, 500), (3, 9, 9), (200, 1, 2)])
+def test_a_list_of_vectors_is_one_message_and_comes_back(num_vectors, count, size):
+    packet = ternary_list(num_vectors, count, size)
+    message = encode(packet, ADDRESS)
+    assert same(decode(message.to_bytes(), ADDRESS, size, accept_lists=True), packet)
+    alone = wire.encode_stack(packet, num_vectors, ADDRESS)
+    assert message.payload == sum(one.payload for one in alone) and message.paper_bytes == 4 * num_vectors * count
+
+
+def test_an_empty_list_comes_back():
+    packet = Packet(
+        500,
+        torch.zeros((0, 4), dtype=torch.int64),
+        {"update": QuantizedField(torch.zeros((0, 4), dtype=torch.int8), torch.zeros(0), Coding.SIGNS)},
+        {},
+    )
+    assert same(decode(encode(packet, ADDRESS).to_bytes(), ADDRESS, 500, accept_lists=True), packet)
+
+
+def test_a_reply_that_is_a_list_is_refused():
+    with pytest.raises(PacketError, match="unknown kind 4"):
+        decode(encode(ternary_list(2), ADDRESS).to_bytes(), ADDRESS, 500)
+
+
+def test_a_list_cannot_ask_for_more_memory_than_its_bytes_pay_for():
+    n = 1_000_000
+    header = MESSAGE[:3] + bytes([wire.KIND_LIST]) + MESSAGE[4:8]
+    body = header + b"".join(map(wire.encode_varint, (12, 3, n, n, 30))) + b"\x10\x67" + bytes(40)
+    tracemalloc.start()
+    with pytest.raises(PacketError, match="30 vectors of 1000000 signs do not fit"):
+        decode(sealed(body), ADDRESS, n, accept_lists=True)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 1 << 20
+
+
+@given(st.data())
+@settings(max_examples=1000, deadline=None)
+def test_an_altered_list_gives_a_list_or_a_packet_error(data):
+    body = bytearray(encode(ternary_list(5), ADDRESS).to_bytes()[:-4])
+    for _ in range(data.draw(st.integers(1, 4))):
+        body[data.draw(st.integers(2, len(body) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        packet = decode(sealed(bytes(body[: data.draw(st.integers(3, len(body)))])), ADDRESS, 500, accept_lists=True)
+    except PacketError:
+        return
+    if packet.support is not None and packet.support.numel():
+        assert (packet.support.diff() > 0).all() and packet.support.min() >= 0 and packet.support.max() < 500
+
+
 def vectors():
     """The messages printed in docs/wire-format.md, in their order."""
     text = (Path(__file__).parents[2] / "docs" / "wire-format.md").read_text()
@@ -307,9 +364,18 @@ def test_the_specifications_test_vectors_are_what_is_written_and_read():
             ),
             twenty,
         ),
+        (
+            Packet(
+                10,
+                torch.tensor([[1, 4], [0, 9]]),
+                {"update": QuantizedField(torch.tensor([[1, -1], [-1, -1]], dtype=torch.int8), torch.tensor([0.5, 2.0]), Coding.SIGNS)},
+                {},
+            ),
+            None,
+        ),
     ]
     assert len(vectors()) == len(written)
     for message, (packet, reference) in zip(vectors(), written, strict=True):
         assert encode(packet, ADDRESS, reference).to_bytes() == message
-        assert same(decode(message, ADDRESS, packet.size, reference), packet)
-    assert [message[3] for message in vectors()] == [wire.KIND_SEED, wire.KIND_DENSE, wire.KIND_SUBSET, wire.KIND_DIFF]
+        assert same(decode(message, ADDRESS, packet.size, reference, accept_lists=True), packet)
+    assert [message[3] for message in vectors()] == [wire.KIND_SEED, wire.KIND_DENSE, wire.KIND_SUBSET, wire.KIND_DIFF, wire.KIND_LIST]

@@ -23,6 +23,7 @@ ALGORITHMS = {
     "fed-dst": ("fed_dst", "FedDST"),
     "eden": ("eden", "Eden"),
     "fed-ef": ("fed_ef", "FedEF"),
+    "stc": ("stc", "STC"),
 }
 """Name -> (module, class)."""
 

@@ -48,7 +48,7 @@ class LoopEngine:
     ) -> tuple[wire.EncodedPacket, ClientMemory | None]:
         """Return the encoded reply of one client to a message, and what the client keeps if the reply is accepted."""
         context, message_id = self.context, self.context.message_id(clock)
-        packet = context.receive(wire.decode(message, message_id, context.objective.layout.size), clock, memory)
+        packet = context.receive(wire.decode(message, message_id, context.objective.layout.size, accept_lists=True), clock, memory)
         memories = {} if memory is None else {client: memory}
         (replies,) = self.client_engine.train(packet, clock, [[client]], memories)
         return wire.encode(replies.unstack()[0], message_id, packet.support), memories.get(client)

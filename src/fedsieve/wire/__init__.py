@@ -17,6 +17,7 @@ from fedsieve.core.types import Layout, Traffic
 from fedsieve.wire.positions import (
     KIND_DENSE,
     KIND_DIFF,
+    KIND_LIST,
     KIND_SEED,
     KIND_SUBSET,
     PacketError,
@@ -80,25 +81,19 @@ class EncodedPacket(NamedTuple):
 
 
 def encode(packet: Packet, message_id: MessageId, reference: torch.Tensor | None = None) -> EncodedPacket:
-    """Return the shortest encoding; `reference` is a support that the receiver already has (that of the broadcast)."""
+    """Return the shortest encoding; `reference` is a support that the receiver already has (that of the broadcast).
+
+    A packet with several supports is a list of vectors with equally many entries, in one message.
+    """
+    if packet.support is not None and packet.support.ndim == 2:
+        return _encode_list(packet, message_id)
     return encode_stack(packet, 1, message_id, reference)[0]
 
 
 def encode_stack(packets: Packet, num_packets: int, message_id: MessageId, reference: torch.Tensor | None = None) -> list[EncodedPacket]:
     """Return the shortest encoding of each packet in a stack."""
     supports = None if packets.support is None else packets.support.numpy(force=True).reshape(num_packets, -1)
-    names = bytes(FIELD_NAMES.index(name) << 4 | values.coding for name, values in packets.fields.items())
-    rest = b"".join(
-        (
-            message_id.fingerprint.to_bytes(4, "little"),
-            *map(encode_varint, (message_id.round, message_id.exchange, packets.size)),
-            *((encode_varint(packets.seed),) if packets.seed is not None else ()),
-            *((encode_varint(supports.shape[-1]),) if supports is not None else ()),
-            bytes((len(names) << 4 | len(packets.scalars),)),
-            names,
-            bytes(SCALAR_NAMES.index(name) for name in packets.scalars),
-        )
-    )
+    rest = _encode_header(packets, message_id, () if supports is None else (supports.shape[-1],))
     fields = {name: _encode_values(values, num_packets) for name, values in packets.fields.items()}
     scalars = [s.numpy(force=True).reshape(num_packets) for s in packets.scalars.values()]
     numbers = [row.tobytes() for row in np.stack(scalars, axis=-1).astype("<f4", copy=False)] if scalars else [b""] * num_packets
@@ -113,6 +108,32 @@ def encode_stack(packets: Packet, num_packets: int, message_id: MessageId, refer
         EncodedPacket(headers[kind], positions, numbers[i], {name: each[i] for name, each in fields.items()}, formula)
         for i, (kind, positions) in enumerate(coded)
     ]
+
+
+def _encode_header(packet: Packet, message_id: MessageId, counts: tuple[int, ...]) -> bytes:
+    """Return what follows magic, version and kind; `counts` are the numbers of entries and of vectors that this kind states."""
+    names = bytes(FIELD_NAMES.index(name) << 4 | values.coding for name, values in packet.fields.items())
+    seed = () if packet.seed is None else (packet.seed,)
+    return b"".join(
+        (
+            message_id.fingerprint.to_bytes(4, "little"),
+            *map(encode_varint, (message_id.round, message_id.exchange, packet.size, *seed, *counts)),
+            bytes((len(names) << 4 | len(packet.scalars),)),
+            names,
+            bytes(SCALAR_NAMES.index(name) for name in packet.scalars),
+        )
+    )
+
+
+def _encode_list(packet: Packet, message_id: MessageId) -> EncodedPacket:
+    """Return the encoding of a list: one header, then the positions of every vector, then the values of every vector."""
+    assert packet.support is not None
+    assert not packet.scalars
+    num_vectors, count = packet.support.shape
+    header = MAGIC + bytes((VERSION, KIND_LIST)) + _encode_header(packet, message_id, (count, num_vectors))
+    parts = encode_stack(packet, num_vectors, message_id) if num_vectors else []
+    fields = {name: b"".join(part.fields[name] for part in parts) for name in packet.fields}
+    return EncodedPacket(header, b"".join(part.positions for part in parts), b"", fields, sum(part.paper_bytes for part in parts))
 
 
 def _encode_values(field: QuantizedField, num_packets: int) -> list[bytes]:
@@ -136,8 +157,11 @@ def _encode_values(field: QuantizedField, num_packets: int) -> list[bytes]:
 # Decoding
 
 
-def decode(data: bytes, message_id: MessageId, size: int, reference: torch.Tensor | None = None) -> Packet:
-    """Return the packet in `data`, or raise `PacketError` if it is not valid for this model, round and exchange."""
+def decode(data: bytes, message_id: MessageId, size: int, reference: torch.Tensor | None = None, *, accept_lists: bool = False) -> Packet:
+    """Return the packet in `data`, or raise `PacketError` if it is not valid for this model, round and exchange.
+
+    Only the server sends lists, so a reply that is one is refused.
+    """
     if len(data) < 4 + len(MAGIC) or data[: len(MAGIC)] != MAGIC:
         raise PacketError(f"not a packet: {len(data)} bytes beginning {data[:2].hex() or 'with nothing'}")
     if crc32(data[:-4]) != int.from_bytes(data[-4:], "little"):
@@ -146,7 +170,7 @@ def decode(data: bytes, message_id: MessageId, size: int, reference: torch.Tenso
     version, kind = reader.read(2, "version and kind")
     if version != VERSION:
         raise PacketError(f"format version {version}; this reads version {VERSION}")
-    if kind > KIND_DIFF:
+    if kind > (KIND_LIST if accept_lists else KIND_DIFF):
         raise PacketError(f"unknown kind {kind}")
     fingerprint = int.from_bytes(reader.read(4, "fingerprint"), "little")
     if fingerprint != message_id.fingerprint:
@@ -156,7 +180,8 @@ def decode(data: bytes, message_id: MessageId, size: int, reference: torch.Tenso
     if (stated := reader.read_varint(MAX_SIZE, "size")) != size:
         raise PacketError(f"for {stated} parameters; this model has {size}")
     seed = reader.read_varint((1 << 64) - 1, "seed") if kind == KIND_SEED else None
-    count = reader.read_varint(size, "number kept") if kind in (KIND_SUBSET, KIND_DIFF) else size
+    count = reader.read_varint(size, "number kept") if kind in (KIND_SUBSET, KIND_DIFF, KIND_LIST) else size
+    num_vectors = reader.read_varint(len(data), "number of vectors") if kind == KIND_LIST else None
     counts = reader.read(1, "number of fields")[0]
     names = [_decode_field_name(byte) for byte in reader.read(counts >> 4, "field names")]
     scalars = [_lookup(SCALAR_NAMES, byte, "scalar") for byte in reader.read(counts & 0xF, "scalar names")]
@@ -164,12 +189,13 @@ def decode(data: bytes, message_id: MessageId, size: int, reference: torch.Tenso
         raise PacketError("a field or scalar appears twice")
     if kind == KIND_SEED and counts:
         raise PacketError("a seed packet must have no fields")
+    if num_vectors is not None:
+        return _read_list(reader, num_vectors, count, size, names, len(scalars))
     known = None if reference is None else reference.numpy(force=True)
     support = read_positions(reader, kind, count, size, known)
     numbers = _require_finite(np.frombuffer(reader.read(4 * len(scalars), "scalars"), "<f4"), "a scalar")
     fields = {name: _read_values(reader, count, coding, name) for name, coding in names}
-    if reader.position != len(reader.data):
-        raise PacketError(f"{len(reader.data) - reader.position} bytes after the end")
+    _require_end(reader)
     return Packet(
         size,
         None if support is None else torch.from_numpy(support),
@@ -177,6 +203,27 @@ def decode(data: bytes, message_id: MessageId, size: int, reference: torch.Tenso
         {name: torch.tensor(float(number), dtype=torch.float32) for name, number in zip(scalars, numbers, strict=True)},
         seed,
     )
+
+
+def _read_list(reader: Reader, num_vectors: int, count: int, size: int, names: list[tuple[str, Coding]], num_scalars: int) -> Packet:
+    """Return a list of ternary vectors as one stacked packet."""
+    if num_scalars or not count or [coding for _, coding in names] != [Coding.SIGNS]:
+        raise PacketError("a list must have entries and one field of signs, and no scalars")
+    if num_vectors * (4 + (count + 7) // 8) > len(reader.data) - reader.position:  # before memory is taken for their positions
+        raise PacketError(f"truncated: {num_vectors} vectors of {count} signs do not fit into the bytes that are left")
+    (name, coding), supports = names[0], np.zeros((num_vectors, count), np.int64)
+    for i in range(num_vectors):
+        supports[i] = read_positions(reader, KIND_SUBSET, count, size, None)
+    fields = [_read_values(reader, count, coding, name) for _ in range(num_vectors)]
+    _require_end(reader)
+    codes = torch.stack([field.codes for field in fields]) if fields else torch.zeros((0, count), dtype=torch.int8)
+    scale = torch.stack([field.scale for field in fields if field.scale is not None]) if fields else torch.zeros(0)
+    return Packet(size, torch.from_numpy(supports), {name: QuantizedField(codes, scale, coding)}, {})
+
+
+def _require_end(reader: Reader) -> None:
+    if reader.position != len(reader.data):
+        raise PacketError(f"{len(reader.data) - reader.position} bytes after the end")
 
 
 def max_packet_size(size: int, field_names: frozenset[str]) -> int:
