@@ -6,6 +6,7 @@ import torch
 from fedsieve.algorithms.fed_ef import Client, Compressor, Downlink, FedEF, residual_after_reply
 from fedsieve.core.packets import dense_packet
 from fedsieve.core.random import client_sampler, server_sampler
+from fedsieve.core.schedules import DensitySchedule
 from fedsieve.core.types import Clock, Layout, Reply
 
 LAYOUT = Layout(4, {"weight": (slice(0, 4), (4,))})
@@ -26,7 +27,14 @@ def reply_of(algorithm, theta, residual, sent):
 
 def test_a_round_of_top_k_by_hand():
     """v = theta - sent + e = (1, -4, 2, 0.5); the top two entries are sent, the others are kept."""
-    algorithm = FedEF(density=0.5, bits=32, downlink=Downlink.DENSE, residual_decay=1.0, server_learning_rate=0.5)
+    algorithm = FedEF(
+        density=0.5,
+        density_schedule=DensitySchedule.CONSTANT,
+        bits=32,
+        downlink=Downlink.DENSE,
+        residual_decay=1.0,
+        server_learning_rate=0.5,
+    )
     sent = vector(1, 1, 0, 0)
     reply, residual = reply_of(algorithm, vector(1.5, 1, 2, -1), vector(0.5, -4, 0, 1.5), sent)
     assert reply.field_dense("update", torch.float64).tolist() == [0, -4, 2, 0]
@@ -41,14 +49,14 @@ def test_a_round_of_top_k_by_hand():
 
 def test_a_round_of_signs_by_hand():
     """The mean magnitude of v = (1, -4, 2, -1) is 2."""
-    algorithm = FedEF(density=0.5, compressor=Compressor.SIGN)
+    algorithm = FedEF(density=0.5, density_schedule=DensitySchedule.CONSTANT, compressor=Compressor.SIGN)
     reply, residual = reply_of(algorithm, vector(1, -4, 2, -1), vector(0, 0, 0, 0), vector(0, 0, 0, 0))
     assert reply.field_dense("update", torch.float64).tolist() == [2, -2, 2, -2]
     assert residual.tolist() == [-1, -2, 0, 1]
 
 
 def test_a_sparse_broadcast_has_the_largest_weights_and_the_server_keeps_the_others():
-    algorithm = FedEF(density=0.5, bits=32, residual_decay=0.5)
+    algorithm = FedEF(density=0.5, density_schedule=DensitySchedule.CONSTANT, bits=32, residual_decay=0.5)
     server = algorithm.init(LAYOUT, vector(1, -3, 2, 0.5), SERVER_DRAW)
     packet = algorithm.broadcast(server, CLOCK, SERVER_DRAW)
     assert packet.field_dense("theta", torch.float64).tolist() == [0, -3, 2, 0]
@@ -59,7 +67,7 @@ def test_a_sparse_broadcast_has_the_largest_weights_and_the_server_keeps_the_oth
 @pytest.mark.parametrize("compressor", Compressor)
 @pytest.mark.parametrize("bits", [32, 4])
 def test_replies_and_residual_add_up_to_all_updates(compressor, bits):
-    algorithm = FedEF(density=0.5, bits=bits, compressor=compressor)
+    algorithm = FedEF(density=0.5, density_schedule=DensitySchedule.CONSTANT, bits=bits, compressor=compressor)
     residual, sent, total = vector(0, 0, 0, 0), vector(0, 0, 0, 0), vector(0, 0, 0, 0)
     for update in (vector(1, 2, -3, 4), vector(0.5, -1, 0, 0), vector(0, 0, 7, 0.25)):
         reply, residual = reply_of(algorithm, update, residual, vector(0, 0, 0, 0))

@@ -25,6 +25,7 @@ from fedsieve.core.optimizers import initial_moments
 from fedsieve.core.packets import Packet, dense_packet, sparse_packet
 from fedsieve.core.quantization import quantize_signs
 from fedsieve.core.random import Draw
+from fedsieve.core.schedules import DensitySchedule
 from fedsieve.core.types import Batch, Clock, EngineSupport, Layout, MemorySupport, Objective, Reply
 
 
@@ -59,13 +60,16 @@ class Client(NamedTuple):
 class FedEF(BaseAlgorithm):
     """Top-k or sign compression with a residual at every client."""
 
+    learning_rate: float = 1.5
+    density_schedule: DensitySchedule = DensitySchedule.CUBIC
+    anneal_end: float = 0.8
     compressor: Compressor = Compressor.TOP_K
     """what a client sends of its update: its largest entries, or the signs of all of them"""
     uplink_density: float | None = None
     """fraction of the weights in a top-k reply (default: the density of messages in this round)"""
     downlink: Downlink = Downlink.SPARSE
     """what the server sends: the m largest weights, or all of them"""
-    residual_decay: float = 0.9
+    residual_decay: float = 0.97
     """fraction of the weights left out of a broadcast that the server keeps for the next round"""
 
     def __post_init__(self) -> None:

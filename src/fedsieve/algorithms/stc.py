@@ -11,7 +11,7 @@ The top k is taken over all weights, not layer by layer. The model is dense; the
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
@@ -77,23 +77,33 @@ class STC(BaseAlgorithm):
     unsupported_options: ClassVar[frozenset[str]] = DENSITY_SCHEDULE_OPTIONS | {"server_optimizer", "server_momentum", "residual_decay"}
 
     client_weighting: ClientWeighting = field(default=ClientWeighting.UNIFORM, metadata={"section": "federation"})
-    uplink_density: float = 0.01
-    """fraction of the weights in a reply"""
-    downlink_density: float = 0.01
-    """fraction of the weights in an update of the server"""
+    batch_size: int | Literal["all"] = 64
+    uplink_density: float | None = None
+    """fraction of the weights in a reply (default: the density of the model)"""
+    downlink_density: float | None = None
+    """fraction of the weights in an update of the server (default: a fifth of the density of the model)"""
     server_learning_rate: float = 1.0
     """factor of the mean reply"""
 
     def __post_init__(self) -> None:
         """Validate the options."""
         super().__post_init__()
-        densities = {"uplink_density": self.uplink_density, "downlink_density": self.downlink_density}
-        require_positive(**densities)
-        require_fraction(**densities)
+        require_positive(uplink_density=self.reply_density, downlink_density=self.update_density)
+        require_fraction(uplink_density=self.reply_density, downlink_density=self.update_density)
+
+    @property
+    def reply_density(self) -> float:
+        """The fraction of the weights in a reply."""
+        return self.density if self.uplink_density is None else self.uplink_density
+
+    @property
+    def update_density(self) -> float:
+        """The fraction of the weights in an update of the server. A client receives many of them at once, so they are shorter."""
+        return self.density / 5 if self.downlink_density is None else self.downlink_density
 
     def init(self, layout: Layout, weights: Float[Tensor, " p"], draw: Draw) -> Server:
         """Start from the given weights, without a residual and without updates."""
-        count = num_entries(self.downlink_density, layout.size)
+        count = num_entries(self.update_density, layout.size)
         integers, signs = weights.new_empty(0, dtype=torch.int64), weights.new_empty((0, count), dtype=torch.int8)
         updates = Updates(integers, integers.new_empty((0, count)), signs, weights.new_empty(0, dtype=torch.float32))
         return Server(weights, torch.zeros_like(weights), updates, layout)
@@ -122,13 +132,13 @@ class STC(BaseAlgorithm):
 
     def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
         """Send the ternary top k of v = theta - model + A."""
-        return ternary_packet(client.theta - client.model + client.residual, self.uplink_density)
+        return ternary_packet(client.theta - client.model + client.residual, self.reply_density)
 
     def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
         """V <- R + rate * mean; U is its ternary top k; W <- W + U; R <- V - U."""
         mean = self.aggregate_replies(packet, replies, server.theta, clock, draw)["update"]
         total = server.residual + self.server_learning_rate * mean
-        sent = ternary_packet(total, self.downlink_density)
+        sent = ternary_packet(total, self.update_density)
         update = sent.field_dense("update", total.dtype)
         return Server(server.theta + update, total - update, server.updates.append(clock.round, sent), server.layout)
 

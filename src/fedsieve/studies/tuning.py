@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedsieve.algorithms.base import BaseAlgorithm
+from fedsieve.algorithms.fed_ef import Compressor
 from fedsieve.algorithms.flops_pa import GateNoise
 from fedsieve.algorithms.ssfl import Saliency
 from fedsieve.core.schedules import DensitySchedule
@@ -40,8 +41,11 @@ OWN_OPTIONS = (
     {"adjust_fraction": 0.5},
     {"adjust_interval": 5},
     {"update_bits": 2},
+    {"compressor": Compressor.SIGN},
+    {"downlink_density": 0.02},
+    {"uplink_density": 0.1},
 )
-"""Options that only one algorithm has."""
+"""Options of single algorithms."""
 NUM_TRIALS = 12
 
 

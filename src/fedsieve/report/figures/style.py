@@ -31,6 +31,8 @@ ALGORITHM_COLOURS = {
     "ssfl": "#3E7C3A",
     "fed-dst": "#8FB339",
     "eden": "#3B3B98",
+    "fed-ef": "#3B7D8C",
+    "stc": "#A8324A",
 }
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A7A7A", "#B8A800", "#8C4B2F")
 CAPTION_CHARACTERS_PER_INCH, CAPTION_LINE_INCHES = 20, 0.13
@@ -52,6 +54,8 @@ ALGORITHM_LABELS = {
     "ssfl": "SSFL",
     "fed-dst": "FedDST",
     "eden": "EDEN",
+    "fed-ef": "Fed-EF",
+    "stc": "STC",
 }
 TASK_LABELS = {
     "lr": "LR",
