@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from fedsieve.algorithms import ALGORITHMS, algorithm_class
+from fedsieve.estimators import SparseFederatedRegressor
 from fedsieve.experiments.config import Engine, FederationConfig, Precision
 from fedsieve.experiments.runner import initial_state, run_rounds, start_run
 from fedsieve.experiments.simulation import Simulation
+from fedsieve.fitting import fit
 from fedsieve.runtime import client_memory
 from fedsieve.runtime.client_memory import memory_bytes
 from fedsieve.runtime.evaluation import RunState
@@ -97,3 +99,16 @@ def test_memory_that_does_not_fit_is_refused_and_much_is_noted(monkeypatch, tmp_
     monkeypatch.setattr("fedsieve.experiments.runner.physical_memory", lambda: 12 * 40 * 8)
     start_run(run, Simulation(run), tmp_path, quiet=False)
     assert "note: the clients keep" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", REMEMBERING)
+def test_modules_and_estimators_train_with_memory(method):
+    generator = torch.Generator().manual_seed(3)
+    clients = [(torch.randn(20, 6, generator=generator), torch.randint(0, 2, (20,), generator=generator)) for _ in range(4)]
+    module = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    settings = {"density": 0.2, "algorithm": method, "rounds": 4, "participation": 0.5}
+    results = [fit(module, torch.nn.functional.cross_entropy, clients, **settings)[1] for _ in range(2)]
+    assert results[0].nonzero == 14 and results[0].history[-1]["loss"] == results[1].history[-1]["loss"]
+    x = torch.randn(60, 10, generator=generator).numpy()
+    estimator = SparseFederatedRegressor(density=0.2, algorithm=method, rounds=4, participation=0.5, random_state=0).fit(x, x[:, 0])
+    assert (estimator.coef_ != 0).sum() == 2

@@ -25,6 +25,7 @@ from fedsieve.wire.positions import (
     encode_positions,
     encode_varint,
     read_positions,
+    read_subset,
 )
 
 MAGIC = b"fS"
@@ -213,7 +214,7 @@ def _read_list(reader: Reader, num_vectors: int, count: int, size: int, names: l
         raise PacketError(f"truncated: {num_vectors} vectors of {count} signs do not fit into the bytes that are left")
     (name, coding), supports = names[0], np.zeros((num_vectors, count), np.int64)
     for i in range(num_vectors):
-        supports[i] = read_positions(reader, KIND_SUBSET, count, size, None)
+        supports[i] = read_subset(reader, count, size)
     fields = [_read_values(reader, count, coding, name) for _ in range(num_vectors)]
     _require_end(reader)
     codes = torch.stack([field.codes for field in fields]) if fields else torch.zeros((0, count), dtype=torch.int8)

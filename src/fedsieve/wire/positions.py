@@ -109,7 +109,7 @@ def read_positions(reader: Reader, kind: int, count: int, size: int, reference: 
     if kind in (KIND_SEED, KIND_DENSE):
         return None
     if kind == KIND_SUBSET:
-        return _read_subset(reader, count, size)
+        return read_subset(reader, count, size)
     if reference is None:
         raise PacketError("encoded relative to a support, but none was broadcast")
     dropped = reader.read_varint(len(reference), "number dropped")
@@ -117,14 +117,15 @@ def read_positions(reader: Reader, kind: int, count: int, size: int, reference: 
     if not 0 <= added <= size - len(reference):
         raise PacketError(f"{count} kept and {dropped} of {len(reference)} dropped do not add up")
     kept = np.ones(len(reference), dtype=bool)
-    kept[_read_subset(reader, dropped, len(reference))] = False
+    kept[read_subset(reader, dropped, len(reference))] = False
     # The r-th coordinate outside the reference is r plus the reference entries at or below it.
-    outside = _read_subset(reader, added, size - len(reference))
+    outside = read_subset(reader, added, size - len(reference))
     outside = outside + np.searchsorted(reference - np.arange(len(reference)), outside, side="right")
     return np.sort(np.concatenate((reference[kept], outside)))
 
 
-def _read_subset(reader: Reader, count: int, size: int) -> np.ndarray:
+def read_subset(reader: Reader, count: int, size: int) -> np.ndarray:
+    """Return `count` increasing indices below `size`."""
     if count in (0, size):
         return np.arange(count, dtype=np.int64)
     parameter = reader.read(1, "coding of positions")[0]
