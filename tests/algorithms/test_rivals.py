@@ -101,7 +101,7 @@ def test_sign_ht_sends_signs_and_keeps_the_residual_at_the_server():
         magnitude = rounded((update.abs() * kept).sum() / 6)
         torch.testing.assert_close(replies[client].packet.field_dense("update", torch.float64), magnitude * update.sign() * kept)
         mean += weight * magnitude * update.sign() * kept
-    expected = sent + 2.0 * (2 / 5) ** 0.5 * mean + 0.5 * (theta - sent)
+    expected = sent + 2.0 * mean + 0.5 * (theta - sent)
     torch.testing.assert_close(after.weights, expected)
 
 
