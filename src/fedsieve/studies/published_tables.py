@@ -70,7 +70,6 @@ SETTINGS = {
         participation=1.0,
         batch_size=20,
         local_steps=5,
-        learning_rate=0.01,
         rows={
             "Distributed-IHT": PublishedRow(algorithm_name="fed-ht", local_steps=1, learning_rate=0.01),
             "Fed-HT, K = 5": PublishedRow(algorithm_name="fed-ht", local_steps=5, learning_rate=0.01),

@@ -5,7 +5,7 @@ from typing import Any
 from fedsieve.experiments.compare import mean_and_sd
 from fedsieve.report.figures import style
 from fedsieve.report.figures.style import FigureWriter
-from fedsieve.report.published_tables import TABLES, PublishedTable
+from fedsieve.report.published_tables import POOLED_TRAINING, TABLES, PublishedTable
 from fedsieve.studies import results
 from fedsieve.studies.results import OURS, THEIRS, Row
 
@@ -43,7 +43,7 @@ def _entry(name: str, table: PublishedTable, row: str, role: str, round: int, gr
         "round": round,
         "published": TO_BE_DONE if role == THEIRS and published is None else published,
         "measured": mean_and_sd([value for value, _ in done]) if group else NOT_RUN,
-        BYTES_THEIRS: table.bytes_until(round) if role == THEIRS else None,
+        BYTES_THEIRS: table.bytes_until(round) if role == THEIRS and row != POOLED_TRAINING else None,
         BYTES_HERE: mean_and_sd([num_bytes for _, num_bytes in done]) if group else None,
         "finished": f"{len(done)}/{len(group)}",
     }
@@ -74,7 +74,7 @@ def draw(rows: list[Row], writer: FigureWriter) -> None:
             shown = [entry for entry in entries if entry["table"] == name and entry["round"] == table.rounds[-1]]
             for place, entry in enumerate(shown):
                 colour = style.PALETTE[place % len(style.PALETTE)]
-                if isinstance(entry["published"], float):
+                if isinstance(entry["published"], float) and entry[BYTES_THEIRS] is not None:
                     axes.plot(entry[BYTES_THEIRS], entry["published"], "o", ms=7, mfc="none", color=colour)
                 if entry[BYTES_HERE] is not None and entry[BYTES_HERE]["mean"] is not None:
                     marker = "s" if entry["role"] == OURS else "o"
