@@ -21,7 +21,7 @@ HEADER = "| table | row | published | measured here | bytes theirs | bytes here 
 def main(folder: Path) -> None:
     """Publish the study in a folder."""
     shutil.copyfile(folder / TABLE_CSV_FILE, CSV)
-    PAGE.write_text(insert_table(PAGE.read_text(), list(csv.DictReader(CSV.open()))))
+    PAGE.write_text(insert_table(PAGE.read_text(), list(csv.DictReader(CSV.read_text().splitlines()))))
 
 
 def insert_table(page: str, rows: Sequence[Mapping[str, str]]) -> str:
