@@ -205,6 +205,8 @@ def draw_partition(task: str, num_examples: "np.ndarray", labels_per_client: "np
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
+    from fedsieve.report.figures.style import save_figure
+
     order = (-num_examples).argsort(kind="stable")
     figure, axes = plt.subplots(
         1 if labels_per_client is None else 2,
@@ -222,5 +224,5 @@ def draw_partition(task: str, num_examples: "np.ndarray", labels_per_client: "np
         axes[1, 0].set(ylabel="label", title="fraction of each label in a client's examples")
         figure.colorbar(image, ax=axes[1, 0], label="fraction")
     axes[-1, 0].set_xlabel("client, largest first")
-    figure.savefig(path, dpi=130)
+    save_figure(figure, path, dpi=130)
     plt.close(figure)

@@ -155,6 +155,7 @@ def choose_run_directory(name: str, out: Path | None, resume: Path | None) -> Pa
         raise ValueError(f"--out {out} has no meaning with --resume {resume}, which continues in its run directory; leave out --out")
     if not (resume / run_directory.CONFIG).exists():
         raise run_directory.RunDirectoryError(f"--resume {resume} holds no run; name the run directory of a run of this app")
+    run_directory.require_no_links(resume)
     return resume
 
 

@@ -1,6 +1,7 @@
 """The command line. torch is imported only if a command needs it."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -62,6 +63,8 @@ def main(argv: list[str] | None = None) -> int:
             return EXIT_OK
         result = run_command(words)
     except KeyboardInterrupt as stopped:
+        if argv is None:  # the process ends here: another Ctrl-C would only interrupt the message
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         errors.print("; ".join(("interrupted; what was finished is kept", *stopped.args)), markup=False)
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # whoever read the output has gone, as `| head` does

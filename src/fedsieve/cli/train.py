@@ -101,12 +101,14 @@ def resume_training(run: ResolvedRun, options: TrainOptions, interval: Checkpoin
     if options.out is not None or options.tune_trials is not None:
         raise ValueError(f"--resume {folder} goes on in its own folder with its own settings; leave out --out and --tune-trials")
     result = runner.finished_result(run, folder)
+    needs_report = result is None or not (folder / run_directory.REPORT).exists()  # the disk was full after the result was written
     if result is None:
         with hint_resume(f"fedsieve train --resume {folder}"):
             result = runner.resume_run(run, folder, interval, quiet=quiet, tracker=options.tracker)
-        write_default_report(folder)
     elif not quiet:
         print(f"{folder} is finished, all {run.rounds} rounds; nothing is changed", file=sys.stderr)
+    if needs_report:
+        write_default_report(folder)
     show_result(run, result, folder, quiet=quiet, json=options.json)
     return 0
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from fedsieve.storage.atomic import atomic_write
+
 DATA_FOLDER_VARIABLE = "FEDSIEVE_DATA"
 COMPRESSIONS = (".gz", ".bz2")
 """Suffixes that a file may also lack, if it is not compressed."""
@@ -97,9 +99,7 @@ def store(data_file: DataFile, data: bytes, folder: Path) -> Path:
         raise DataError(
             f"{data_file.name} from {data_file.url} has SHA-256 {digest[:12]}..., expected {data_file.sha256[:12]}...; it was not stored"
         )
-    part = target.with_name(target.name + ".part")
-    part.write_bytes(data)
-    part.replace(target)
+    atomic_write(target, data)
     return target
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from fedsieve.storage.atomic import open_own_file
+
 LOOPBACK = "127.0.0.1"
 FLOWER_COMMANDS = ("flower-superlink", "flower-supernode", "flwr")
 CONNECTION = "here"
@@ -75,7 +77,7 @@ class LocalCluster:
 
     def start_process(self, name: str, command: str, *arguments: str) -> subprocess.Popen:
         """Start a process in its own process group, so that its child processes can be ended with it."""
-        with (self.logs / f"{name}.log").open("ab") as log:
+        with os.fdopen(open_own_file(self.logs / f"{name}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as log:
             process = subprocess.Popen(
                 [find_executable(command), *arguments],
                 stdout=log,

@@ -4,13 +4,14 @@ During training it also has checkpoints/ and supports.bin, which resuming needs 
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsieve.storage.atomic import atomic_write
+from fedsieve.storage.atomic import atomic_write, open_own_file, remove_parts
 
 if TYPE_CHECKING:  # `--help` imports this module and must not import NumPy
     import numpy as np
@@ -23,6 +24,7 @@ except ImportError:  # Windows
 CONFIG, METRICS, MODEL, SUPPORTS_NPZ, RESULT = "config.toml", "metrics.jsonl", "model.safetensors", "supports.npz", "result.json"
 RUN_INFO, REPORT = "run_info.json", "report.html"
 CHECKPOINTS, SUPPORTS = "checkpoints", "supports.bin"
+WRITABLE_PROBE = ".writable"
 
 
 class RunDirectoryError(ValueError):
@@ -44,9 +46,8 @@ def create_run_dir(folder: Path, *, explicit: bool) -> Path:
             number += 1
             run_dir = folder.with_name(f"{folder.name}-{number}")
         run_dir.mkdir(parents=True, exist_ok=True)
-        probe = run_dir / ".writable"
-        probe.touch()
-        probe.unlink()
+        atomic_write(run_dir / WRITABLE_PROBE, b"")
+        (run_dir / WRITABLE_PROBE).unlink()
     except OSError as error:
         raise RunDirectoryError(f"cannot write a run into {folder}: {error.strerror}; choose another folder with --out") from None
     return run_dir
@@ -54,9 +55,13 @@ def create_run_dir(folder: Path, *, explicit: bool) -> Path:
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Prevent other processes from training in the same folder. The lock ends with the process."""
+    """Prevent other processes from training in the same folder. The lock ends with the process.
+
+    A folder with a symbolic link is refused: a run of a stranger could otherwise write to files outside it.
+    """
+    require_no_links(folder)
     try:
-        file = (folder / METRICS).open("ab")
+        file = os.fdopen(open_own_file(folder / METRICS, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
     except OSError as error:
         raise RunDirectoryError(f"cannot write into {folder}: {error.strerror}") from None
     with file:
@@ -65,7 +70,23 @@ def lock(folder: Path) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunDirectoryError(f"another process is training in {folder}; wait for it, or stop it") from None
+        except OSError as error:
+            raise RunDirectoryError(
+                f"{folder} cannot be locked, so that two processes could train in it: {error.strerror}; "
+                f"use a folder on a file system with locks, such as a local disk"
+            ) from None
+        for part in (folder, folder / CHECKPOINTS):
+            remove_parts(part)
         yield
+
+
+def require_no_links(folder: Path) -> None:
+    """Raise RunDirectoryError if a file or folder inside a run directory is a symbolic link."""
+    for path in (*folder.glob("*"), *(folder / CHECKPOINTS).glob("*")):
+        if path.is_symlink():
+            raise RunDirectoryError(
+                f"{path} is a symbolic link, and a run writes only to files of its own folder; remove it, or copy the file"
+            )
 
 
 @contextmanager

@@ -142,8 +142,7 @@ class RunLog:
 
 def open_for_append(path: Path, end: int) -> BinaryIO:
     """Open a file for appending after `end`; what follows is removed, as these rounds are computed again."""
-    path.touch()
-    file = path.open("r+b")
+    file = os.fdopen(atomic.open_own_file(path, os.O_RDWR | os.O_CREAT), "r+b")
     file.truncate(end)
     file.seek(end)
     return file

@@ -4,9 +4,10 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from fedsieve.experiments.compare import mean_and_sd, paired_difference
+from fedsieve.storage.atomic import open_own_file
 from fedsieve.storage.run_directory import RunDirectoryError, atomic_write
 
 ROWS_FILE, PLAN_FILE, CLAIMS_FILE = "rows.jsonl", "study.json", "claims.json"
@@ -82,17 +83,20 @@ class RowWriter:
         self.path = folder / ROWS_FILE
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self.path.touch()
-            os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
+            with self._open(os.O_RDWR) as file:
+                file.truncate(file.read().rfind(b"\n") + 1)
         except OSError as error:
             raise RunDirectoryError(f"cannot write a study into {folder}: {error.strerror}; choose another folder with --out") from None
 
     def append(self, row: Row) -> None:
         """Append one row as one line."""
-        with self.path.open("ab") as file:
+        with self._open(os.O_WRONLY | os.O_APPEND) as file:
             file.write(json.dumps(row).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
+
+    def _open(self, flags: int) -> BinaryIO:
+        return os.fdopen(open_own_file(self.path, flags | os.O_CREAT), "ab" if flags & os.O_APPEND else "r+b")
 
 
 def filter_rows(rows: Iterable[Row], **label: Any) -> list[Row]:

@@ -10,7 +10,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from fedsieve.models.sparse_model import SparseModel
-from fedsieve.report.figures.style import STYLE
+from fedsieve.report.figures.style import STYLE, save_figure
 from fedsieve.report.html.supports import IMAGE_SHAPES, strongest_features
 
 POSITIVE_COLOUR, NEGATIVE_COLOUR, BAR_COLOUR = "#0072B2", "#D55E00", "#56B4E9"
@@ -29,7 +29,7 @@ def draw_model(model: SparseModel, path: Path) -> None:
             figure = draw_features(model)
         num_weights = model.size - model.num_ungated
         figure.suptitle(f"{metadata.algorithm} on {metadata.task}: {model.num_nonzero} of {num_weights} weights", fontsize=10)
-        figure.savefig(path)
+        save_figure(figure, path)
 
 
 def draw_masks(model: SparseModel, image_shape: tuple[int, int]) -> Figure:

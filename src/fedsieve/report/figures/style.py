@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase
 
+from fedsieve.storage.run_directory import atomic_write
 from fedsieve.studies import results
 from fedsieve.studies.results import CENTRAL, PUBLISHED, Row
 
@@ -123,8 +125,15 @@ class FigureWriter:
     def save(self, figure: Figure, name: str) -> None:
         """Write the two files of a figure."""
         for suffix, metadata in ((".png", {"Software": None}), (".pdf", {"CreationDate": None})):
-            figure.savefig(self.folder / f"{name}{suffix}", metadata=metadata)
+            save_figure(figure, self.folder / f"{name}{suffix}", metadata=metadata)
         self.paths.append(self.folder / f"{name}.png")
+
+
+def save_figure(figure: Figure, path: Path, **options: Any) -> None:
+    """Write a figure atomically, in the format of the path's suffix (default: PNG)."""
+    content = BytesIO()
+    figure.savefig(content, format=path.suffix.removeprefix(".") or "png", **options)
+    atomic_write(path, content.getvalue())
 
 
 def line_label(label: Mapping[str, Any]) -> str:
