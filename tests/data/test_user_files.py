@@ -201,7 +201,7 @@ def test_examples_keep_their_shape_for_a_module(capsys, tmp_path):
     )
     options = ["--data.path", "images.npz", "--model", "images:net", "--density", "0.5"]
     train(capsys, *options, "--out", "images", rounds=1)
-    assert main(["predict", "images", "images.npz", "--target", "y"]) == 0
+    assert main(["predict", "images", "images.npz", "--target", "y", "--trust"]) == 0
     assert capsys.readouterr().out.count("\n") == 241
     np.savez("images.npz", x=X, y=KINDS)
     assert main(["train", "--task", "file", "--quiet", *options]) == 2

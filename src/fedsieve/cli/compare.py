@@ -39,6 +39,8 @@ class CompareOptions:
     """TOML file with any of these settings; options on the command line take precedence"""
     out: Path | None = None
     """directory of the comparison (default: runs/compare-ID); an interrupted comparison resumes there"""
+    trust: bool = False
+    """import and call a PACKAGE.MODULE:FACTORY that the file of --config names; --model on the command line needs no flag"""
     tracker: Tracker | None = None
     """also write every round of every run to a tracker, on this machine unless its own settings name a server"""
     quiet: bool = False

@@ -48,7 +48,7 @@ def documented_command(
     for key, kind in types.items():
         section, _, name = key.rpartition(".")
         is_common = name in COMMON_OPTIONS.get(section, ()) if section else name not in RARE_OPTIONS
-        extra: dict[str, Any] = ({"group": PANELS[section]} if section else {}) | (SWITCH if name in ("quiet", "json") else {})
+        extra: dict[str, Any] = ({"group": PANELS[section]} if section else {}) | (SWITCH if name in ("quiet", "json", "trust") else {})
         flag = f"--{key.replace('_', '-')}"
         option = Parameter(name=flag, help=texts[key], show=show_all or is_common, **extra)
         parameters.append(

@@ -14,6 +14,7 @@ from fedsieve.cli.options import Switch
 from fedsieve.formatting import format_bytes, format_number
 from fedsieve.models import predict as prediction
 from fedsieve.models import sparse_model
+from fedsieve.models.factory import require_trust
 from fedsieve.models.sparse_model import ModelError, SparseModel
 from fedsieve.objectives.losses import Loss
 from fedsieve.report.html.elements import TableData
@@ -36,7 +37,14 @@ LOSS_DESCRIPTION = {
 
 
 def export(
-    run: Path, /, *, format: FormatName = "safetensors", verify: Switch = False, out: Path | None = None, json: Switch = False
+    run: Path,
+    /,
+    *,
+    format: FormatName = "safetensors",
+    verify: Switch = False,
+    out: Path | None = None,
+    trust: Switch = False,
+    json: Switch = False,
 ) -> int:
     """Write the model of a run to a file for other programs.
 
@@ -50,6 +58,8 @@ def export(
         load the file with scipy, torch or onnxruntime and compare its predictions with those of the run on test examples
     out
         output file (default: model.SUFFIX in the folder of the model)
+    trust
+        import and call the factory that the model or its run names, if it is a module; this runs code that the file chooses
     json
         print the result as one JSON object on the last line
     """
@@ -57,6 +67,8 @@ def export(
 
     file_format = exports.Format(format)
     model = sparse_model.read_model(run)
+    if verify or file_format in (exports.Format.ONNX, exports.Format.TORCH):
+        require_trust(model.metadata.factory, f"the model {run}", trust=trust)
     path = out or sparse_model.find_model_file(run).with_suffix(exports.SUFFIXES[file_format])
     if path.is_dir():
         raise ModelError(f"--out {path} is a folder; name a file")
@@ -65,7 +77,7 @@ def export(
         atomic_write(path, content)
     except OSError as error:
         raise ModelError(f"cannot write {path}: {error.strerror}; choose another file with --out") from None
-    verification, examples = verify_export(run, model, path, file_format) if verify else (None, "")
+    verification, examples = verify_export(run, model, path, file_format, trust=trust) if verify else (None, "")
     if json:
         verified = None if verification is None else verification._asdict()
         print(json_text.dumps({"file": str(path), "format": format, "bytes": len(content), "verified": verified}))
@@ -79,12 +91,12 @@ def export(
     return 0
 
 
-def verify_export(run: Path, model: SparseModel, path: Path, format: "Format") -> "tuple[VerificationResult, str]":
+def verify_export(run: Path, model: SparseModel, path: Path, format: "Format", *, trust: bool) -> "tuple[VerificationResult, str]":
     """Compare the predictions of a file and of the run on its test examples, or on random examples if it has none."""
     from fedsieve.models import export as exports
 
     if (run / run_directory.CONFIG).is_file() and "task" in tomllib.loads((run / run_directory.CONFIG).read_text()):
-        x, expected = test_predictions(run, model)
+        x, expected = test_predictions(run, model, trust=trust)
         description = "test examples"
     else:
         x = np.random.default_rng(0).standard_normal((NUM_CHECKED_EXAMPLES, *model.metadata.input_shape)).astype(np.float32)
@@ -92,20 +104,29 @@ def verify_export(run: Path, model: SparseModel, path: Path, format: "Format") -
     return exports.verify(path, format, model, x, expected), description
 
 
-def test_predictions(folder: Path, model: SparseModel) -> "tuple[Examples, np.ndarray]":
+def test_predictions(folder: Path, model: SparseModel, *, trust: bool) -> "tuple[Examples, np.ndarray]":
     """Test examples of a run, and their predictions by the objective of the run."""
     import torch
 
     from fedsieve.experiments.config_io import load_run
     from fedsieve.experiments.simulation import Simulation
 
-    run = load_run(folder)
+    run = load_run(folder, trust=trust)
     x = Simulation(run).dataset.test_x[:NUM_CHECKED_EXAMPLES].astype(np.float32)
     examples = torch.from_numpy(x) if isinstance(x, np.ndarray) else x
     return x, run.objective.predict(torch.from_numpy(model.to_dense()), examples).numpy()
 
 
-def predict(model: Path, data: Path, /, *, target: str | None = None, probabilities: Switch = False, out: Path | None = None) -> int:
+def predict(
+    model: Path,
+    data: Path,
+    /,
+    *,
+    target: str | None = None,
+    probabilities: Switch = False,
+    out: Path | None = None,
+    trust: Switch = False,
+) -> int:
     """Predict the examples of a file and write the predictions as .csv.
 
     Parameters
@@ -120,8 +141,10 @@ def predict(model: Path, data: Path, /, *, target: str | None = None, probabilit
         add a column with the probability of each class
     out
         output file (default: standard output)
+    trust
+        import and call the factory that the model names, if it is a module; this runs code that the file chooses
     """
-    metadata, outputs, examples = prediction.predict_file(model, data, target)
+    metadata, outputs, examples = prediction.predict_file(model, data, target, trust=trust)
     if ignored := examples.ignored_columns:
         print(f"note: ignored: {', '.join(ignored[:8])}{' ...' if len(ignored) > 8 else ''}", file=sys.stderr)
     if out is None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_args, get_origin
 from cyclopts import Parameter
 
 from fedsieve.core.settings import ALGORITHM_KEY, flatten, normalize_key, parse_value
+from fedsieve.models.factory import require_trust
 from fedsieve.storage.run_directory import CONFIG
 
 Switch = Annotated[bool, Parameter(negative="", show_default=False)]
@@ -57,6 +58,9 @@ def merge_config_files(options: dict[str, str], *, may_resume: bool) -> dict[str
             if key in values and values[key] != stored.get(key):
                 raise UsageError(f"--resume {folder}: a resumed run keeps its settings: {key} was {stored.get(key)}, is {values[key]}")
         values = stored | values
+    if "model" not in options:
+        source = f"--config {options['config']}" if "config" in options else f"--resume {options.get('resume')}"
+        require_trust(values.get("model"), source, trust=options.get("trust") in ("", "true"))
     return values
 
 

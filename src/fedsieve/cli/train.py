@@ -39,6 +39,8 @@ class TrainOptions:
     """directory of the run (default: runs/ID)"""
     resume: Path | None = None
     """directory of an interrupted run: it resumes to the same bits with its own settings; only --rounds may be raised"""
+    trust: bool = False
+    """import and call a PACKAGE.MODULE:FACTORY that the file of --config or --resume names; --model on the command line needs no flag"""
     tracker: Tracker | None = None
     """also write every round to a tracker, on this machine unless its own settings name a server"""
     quiet: bool = False

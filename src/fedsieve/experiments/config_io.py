@@ -12,6 +12,7 @@ from fedsieve.core.settings import ALGORITHM_KEY, build_settings, field_types, f
 from fedsieve.experiments.config import SECTIONS, FederationConfig, RunConfig
 from fedsieve.experiments.resolve import ResolvedRun, resolve
 from fedsieve.experiments.tasks import TASKS
+from fedsieve.models.factory import require_trust
 from fedsieve.runtime.failures import Failures
 from fedsieve.runtime.privacy import Privacy
 from fedsieve.storage import run_directory
@@ -58,8 +59,11 @@ def from_settings_dict(settings: Mapping[str, Any]) -> RunConfig:
     return replace(config, algorithm=algorithm_type(**config.algorithm))
 
 
-def load_run(folder: Path) -> ResolvedRun:
-    """Return the run of a run directory."""
+def load_run(folder: Path, *, trust: bool | str | None = False) -> ResolvedRun:
+    """Return the run of a run directory.
+
+    A factory that its settings name is imported only with `trust`: any factory (True), or the one with this name.
+    """
     path = folder / run_directory.CONFIG
     try:
         config = from_settings_dict(tomllib.loads(path.read_text()))
@@ -67,4 +71,5 @@ def load_run(folder: Path) -> ResolvedRun:
         raise run_directory.RunDirectoryError(f"{folder} holds no run: {path.name} cannot be read ({error.strerror})") from None
     except ValueError as error:  # also TOMLDecodeError and UnicodeDecodeError
         raise run_directory.RunDirectoryError(f"{path} is not what a run leaves: {error}") from None
+    require_trust(config.model, f"{folder}", trust=trust is True or trust == config.model)
     return resolve(config)

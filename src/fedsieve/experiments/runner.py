@@ -196,7 +196,7 @@ def print_notes(run: ResolvedRun, simulation: Simulation) -> None:
 
 def finished_result(run: ResolvedRun, folder: Path) -> dict[str, Any] | None:
     """The result of a run that came to its end; None where rounds are missing. Refused where its settings are not those of the folder."""
-    before = load_run(folder)
+    before = load_run(folder, trust=run.model)
     checkpoint.check_settings(before.settings_dict, run.settings_dict)
     if run.rounds < before.rounds:
         raise ValueError(f"rounds can only be raised: the run in {folder} has {before.rounds}; got --rounds {run.rounds}")
@@ -215,7 +215,7 @@ def resume_run(
         for text in damaged:
             print(f"note: passed over checkpoint {text}; an older one is used", file=sys.stderr)
         about = describe_run(run, simulation)
-        if not check_same_data(folder, about) or run.rounds > load_run(folder).rounds:
+        if not check_same_data(folder, about) or run.rounds > load_run(folder, trust=run.model).rounds:
             write_settings(folder, run, about)
         if not quiet:
             print(f"{folder}: {done.state.num_rounds_done} of {run.rounds} rounds are done, going on", file=sys.stderr)

@@ -9,11 +9,12 @@ import numpy as np
 from fedsieve.data.prediction_files import ModelInput, PredictionData, read_examples
 from fedsieve.data.user_files import class_labels
 from fedsieve.models import sparse_model
+from fedsieve.models.factory import require_trust
 from fedsieve.models.sparse_model import ModelError, ModelMetadata
 from fedsieve.objectives.losses import Loss
 
 
-def predict_file(model_path: Path, data_path: Path, target: str | None) -> tuple[ModelMetadata, np.ndarray, PredictionData]:
+def predict_file(model_path: Path, data_path: Path, target: str | None, *, trust: bool) -> tuple[ModelMetadata, np.ndarray, PredictionData]:
     """The metadata of a model, its predictions or logits for the examples of a file, and these examples."""
     if model_path.suffix == ".onnx" and model_path.is_file():
         from fedsieve.models.export import predict_onnx, read_onnx_metadata
@@ -22,6 +23,7 @@ def predict_file(model_path: Path, data_path: Path, target: str | None) -> tuple
         data = read_examples(data_path, model_input(metadata), target)
         return metadata, predict_onnx(model_path, data.x), data
     model = sparse_model.read_model(model_path)
+    require_trust(model.metadata.factory, f"the model {model_path}", trust=trust)
     data = read_examples(data_path, model_input(model.metadata), target)
     if model.metadata.factory is None:
         return model.metadata, model.predict(data.x), data
