@@ -1,11 +1,12 @@
-"""Format numbers, and show progress."""
+"""Format numbers, print text safely, and show progress."""
 
 import sys
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 
 def format_number(value: float) -> str:
@@ -26,20 +27,47 @@ def format_bytes(num_bytes: float) -> str:
     return f"{num_bytes:.0f} B"
 
 
+def escape_controls(text: str) -> str:
+    """The text with characters that a terminal would act on (escape sequences, reversed direction) as `\\x1b` and the like."""
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def spreadsheet_cell(text: str) -> str:
+    """A name as a cell of a .csv file. One that a spreadsheet would compute as a formula gets a leading apostrophe; numbers stay."""
+    if not text.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
+
+
+class PlainConsole(Console):
+    """A console that prints text as it is: names from files are neither markup nor emoji, nor commands to the terminal."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return text to print; rich calls this for all strings, also for the cells of tables."""
+        return super().render_str(escape_controls(text), **options)
+
+
 class ProgressBar:
     """Progress and remaining time on standard error: a bar on a terminal, otherwise ten lines; nothing if `quiet`."""
 
     def __init__(self, total: int, title: str, unit: str, *, quiet: bool, num_done: int = 0) -> None:
         self.total, self.title, self.unit, self.num_done = total, title, unit, num_done
-        self.console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
+        self.console = PlainConsole(stderr=True, quiet=quiet, soft_wrap=True)
         self.bar: Progress | None = None
         if self.console.is_terminal and not quiet and total:
             columns = (
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TimeRemainingColumn(),
-                TextColumn("{task.fields[status]}"),
+                TextColumn("{task.fields[status]}", markup=False),
             )
             self.bar = Progress(*columns, console=self.console, transient=True)
             self.task = self.bar.add_task(title, total=total, completed=num_done, status="")
@@ -60,4 +88,4 @@ class ProgressBar:
         if self.bar:
             self.bar.update(self.task, advance=1, status=status)
         elif self.num_done == self.total or self.num_done % max(self.total // 10, 1) == 0:
-            self.console.print(f"{self.title}: {self.unit} {self.num_done} of {self.total}, {status}", markup=False)
+            self.console.print(f"{self.title}: {self.unit} {self.num_done} of {self.total}, {status}")

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from fedsieve.algorithms import algorithm_class
@@ -22,7 +21,7 @@ from fedsieve.experiments.config_io import build_config, parse_names, section_cl
 from fedsieve.experiments.resolve import resolve
 from fedsieve.experiments.simulation import Simulation
 from fedsieve.experiments.trackers import Tracker, check_installed
-from fedsieve.formatting import format_bytes, format_number
+from fedsieve.formatting import PlainConsole, format_bytes, format_number
 from fedsieve.report.html.page import write_default_report
 from fedsieve.storage import run_directory
 
@@ -126,7 +125,7 @@ def _format_difference(statistics: dict[str, float | None]) -> str:
 
 def print_comparison(result: dict[str, Any]) -> None:
     """Print one table at equal rounds and one at equal bytes, in at most 80 columns."""
-    console = Console(highlight=False)
+    console = PlainConsole()
     seeds = ", ".join(map(str, result["seeds"]))
     for key, title in (
         ("equal_rounds", "after all rounds"),

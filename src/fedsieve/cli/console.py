@@ -4,13 +4,12 @@ import json as json_text
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from fedsieve.core.budgets import num_kept
 from fedsieve.experiments.config import ByteCounting
 from fedsieve.experiments.resolve import ResolvedRun
-from fedsieve.formatting import format_bytes, format_number, format_seconds
+from fedsieve.formatting import PlainConsole, format_bytes, format_number, format_seconds
 from fedsieve.storage import run_directory
 
 BYTE_COUNTING_NOTES = {ByteCounting.EXACT: "", ByteCounting.SAMPLED: " (estimated from one reply an exchange)"}
@@ -62,7 +61,7 @@ def show_result(run: ResolvedRun, result: dict[str, Any], folder: Path, *, quiet
     table.add_row("run folder", str(folder))
     if result["report"]:
         table.add_row("report", result["report"])
-    Console(highlight=False).print(table)
+    PlainConsole().print(table)
 
 
 def format_replies(result: dict[str, Any]) -> str:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from cyclopts import App
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 
@@ -15,6 +14,7 @@ from fedsieve.data.federated_dataset import label_counts
 from fedsieve.data.heart import HEART_FILES
 from fedsieve.data.mnist import EMNIST_FILES, MNIST_FILES, QMNIST_FILES
 from fedsieve.data.rcv1 import TRAIN_TEST_FILES
+from fedsieve.formatting import PlainConsole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,7 +80,7 @@ def list_(*, path: Path | None = None) -> int:
         table.add_row(task, "generated")
     for task in DATASET_FILES:
         table.add_row(task, availability(task, path))
-    Console(highlight=False).print(table)
+    PlainConsole().print(table)
     return 0
 
 
@@ -95,7 +95,7 @@ def fetch_(task: RealTask, *, path: Path | None = None) -> int:  # pyright: igno
         folder to write to (default: FEDSIEVE_DATA, or ~/.cache/fedsieve if it is not set)
     """
     folder = path or default_folder()
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
     missing: dict[str, list[DataFile]] = {}
     for data_file in DATASET_FILES[task]:
         if _has_all_files((data_file,), folder):
@@ -103,7 +103,7 @@ def fetch_(task: RealTask, *, path: Path | None = None) -> int:  # pyright: igno
         else:
             missing.setdefault(data_file.url, []).append(data_file)
     for url, files in missing.items():
-        with Progress(*columns, console=Console(stderr=True)) as bar:
+        with Progress(*columns, console=PlainConsole(stderr=True)) as bar:
             job = bar.add_task(url.rpartition("/")[2], total=None)
             targets = fetch(files, folder, lambda done, total, job=job, bar=bar: bar.update(job, completed=done, total=total or None))
         for data_file, target in zip(files, targets, strict=True):
@@ -136,7 +136,7 @@ def check(folder: Path) -> int:
         table.add_row(path.name, {True: "checksum matches", False: "DAMAGED or another file", None: "no known checksum"}[is_valid])
     if not num_files:
         raise DataError(f"{folder} has none of the known data files; `fedsieve data list` shows the data sets")
-    Console(highlight=False).print(table)
+    PlainConsole().print(table)
     return 1 if num_damaged else 0
 
 
@@ -192,7 +192,7 @@ def show(
         draw_partition(task, dataset.counts, counts, picture)
     except OSError as error:
         raise DataError(f"--out {picture} cannot be written: {error.strerror}; choose another file") from None
-    Console(highlight=False).print(table)
+    PlainConsole().print(table)
     print(dataset.description)
     print(f"picture in {picture}")
     return 0

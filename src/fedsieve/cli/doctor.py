@@ -9,13 +9,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
-from rich.console import Console
 from rich.table import Table
 
 import fedsieve
 from fedsieve.cli.data import DATASET_FILES, availability
 from fedsieve.cli.options import Switch
 from fedsieve.data.downloads import default_folder
+from fedsieve.formatting import PlainConsole
 
 REQUIRED_PACKAGES = ("numpy", "scipy", "scikit-learn", "safetensors", "jaxtyping", "cyclopts", "rich", "matplotlib")
 OPTIONAL_PACKAGES = {
@@ -133,4 +133,4 @@ def print_findings(findings: list[Finding]) -> None:
             table.add_section()
         style = {GOOD: "green", MISSING: "dim", WRONG: "bold red"}[finding.state]
         table.add_row(finding.name, finding.state, finding.detail, style=style if finding.state != GOOD else None)
-    Console(highlight=False).print(table)
+    PlainConsole().print(table)

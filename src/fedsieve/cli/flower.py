@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
-from rich.console import Console
 from rich.table import Table
 
 from fedsieve.cli.options import Switch
 from fedsieve.core.settings import flatten
 from fedsieve.deployment.local_cluster import FLOWER_COMMANDS, LocalCluster, LocalClusterError, find_executable
-from fedsieve.formatting import ProgressBar, format_bytes, format_number, format_seconds
+from fedsieve.formatting import PlainConsole, ProgressBar, format_bytes, format_number, format_seconds
 from fedsieve.storage import run_directory
 
 TEMPLATE = Path(__file__).parents[1] / "deployment" / "template"
@@ -202,7 +201,7 @@ def merge_settings(config: dict[str, Any], arguments: tuple[str, ...]) -> dict[s
 def show_progress(cluster: LocalCluster, run_id: str, run_dir: Path, num_rounds: int, title: str, *, quiet: bool) -> None:
     """Show each round when the server has written it, until the run ends."""
     num_shown = len(complete_lines(run_dir / run_directory.METRICS))
-    log_process, console = cluster.stream_log(run_id), Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
+    log_process, console = cluster.stream_log(run_id), PlainConsole(stderr=True, quiet=quiet, soft_wrap=True)
     with ProgressBar(num_rounds, title, "round", quiet=quiet, num_done=num_shown) as bar:
         while True:
             has_ended = log_process.poll() is not None
@@ -211,7 +210,7 @@ def show_progress(cluster: LocalCluster, run_id: str, run_dir: Path, num_rounds:
                 metric = next((f", {name} {format_number(row[name])}" for name in SHOWN_METRICS if name in row), "")
                 bar.advance(f"{len(row['replied'])} of {len(row['cohort'])} replied{metric}")
                 for client, reason in row["rejected"]:
-                    console.print(f"round {row['round']}, client {client}: {reason}", markup=False)
+                    console.print(f"round {row['round']}, client {client}: {reason}")
             num_shown = len(lines)
             if has_ended:
                 return
@@ -256,4 +255,4 @@ def print_result(result: dict[str, Any], run_dir: Path) -> None:
     table.add_row("missing or rejected", rejected or "none")
     table.add_row("time", f"{format_seconds(result['seconds'])} s")
     table.add_row("run directory", str(run_dir))
-    Console(highlight=False).print(table)
+    PlainConsole().print(table)

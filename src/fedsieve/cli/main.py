@@ -8,11 +8,11 @@ from importlib import import_module
 from typing import Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter
-from rich.console import Console
 
 from fedsieve import __version__
 from fedsieve.cli.options import convert_tokens, merge_config_files, parse_words
 from fedsieve.cli.welcome import welcome_text
+from fedsieve.formatting import PlainConsole
 
 DESCRIPTION = """Federated learning that keeps only the weights that matter.
 
@@ -56,7 +56,7 @@ EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 0, 1, 2, 
 def main(argv: list[str] | None = None) -> int:
     """Parse the command line and run the command; print expected errors as one line and return the exit code."""
     words = sys.argv[1:] if argv is None else argv
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    errors = PlainConsole(stderr=True, soft_wrap=True)
     try:
         if not words:
             print(welcome_text())
@@ -65,18 +65,18 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt as stopped:
         if argv is None:  # the process ends here: another Ctrl-C would only interrupt the message
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-        errors.print("; ".join(("interrupted; what was finished is kept", *stopped.args)), markup=False)
+        errors.print("; ".join(("interrupted; what was finished is kept", *stopped.args)))
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # whoever read the output has gone, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except (CycloptsError, ValueError) as error:
-        errors.print(f"fedsieve: {error}", markup=False)
+        errors.print(f"fedsieve: {error}")
         return EXIT_USAGE
     except RuntimeError as error:
         if not _is_expected(error):
             raise
-        errors.print(f"fedsieve: {error}", markup=False)
+        errors.print(f"fedsieve: {error}")
         return EXIT_FAILED
     return result if isinstance(result, int) else EXIT_OK
 

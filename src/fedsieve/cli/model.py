@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from fedsieve.cli.options import Switch
-from fedsieve.formatting import format_bytes, format_number
+from fedsieve.formatting import PlainConsole, escape_controls, format_bytes, format_number
 from fedsieve.models import predict as prediction
 from fedsieve.models import sparse_model
 from fedsieve.models.factory import require_trust
@@ -146,7 +145,7 @@ def predict(
     """
     metadata, outputs, examples = prediction.predict_file(model, data, target, trust=trust)
     if ignored := examples.ignored_columns:
-        print(f"note: ignored: {', '.join(ignored[:8])}{' ...' if len(ignored) > 8 else ''}", file=sys.stderr)
+        print(escape_controls(f"note: ignored: {', '.join(ignored[:8])}{' ...' if len(ignored) > 8 else ''}"), file=sys.stderr)
     if out is None:
         prediction.write_predictions(sys.stdout, metadata, outputs, probabilities=probabilities)
     else:
@@ -224,7 +223,7 @@ def table_records(data: TableData) -> list[dict[str, Any]]:
 def print_model(path: Path, model: SparseModel, layers: TableData, strongest: TableData) -> None:
     """Print the model as tables."""
     metadata, facts = model.metadata, model_facts(path, model)
-    console = Console(highlight=False)
+    console = PlainConsole()
     table = Table(title=f"{metadata.algorithm} on {metadata.task}", show_header=False, title_justify="left")
     classes = "" if metadata.classes is None else f": {', '.join(metadata.classes[:6])}{' ...' if len(metadata.classes) > 6 else ''}"
     table.add_row("model", f"{facts['model']}, {LOSS_DESCRIPTION[metadata.loss]}{classes}")

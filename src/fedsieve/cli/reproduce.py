@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from rich.console import Console
 from rich.table import Table as RichTable
 
 from fedsieve.cli.options import Switch
+from fedsieve.formatting import PlainConsole
 from fedsieve.report import claims, tables, verdicts
 from fedsieve.storage.run_directory import REPORT, RunDirectoryError, atomic_write
 from fedsieve.studies import results
@@ -49,7 +49,7 @@ def reproduce(
         return 0
     from fedsieve.report.html import page
 
-    console = Console(highlight=False, quiet=quiet, soft_wrap=False)
+    console = PlainConsole(quiet=quiet)
     names = list(PAPER_STUDIES) if study == "all" else [study]
     parent = Path("reports") if out is None else out
     folders = {name: parent / name if study == "all" or out is None else out for name in names}
@@ -81,7 +81,7 @@ def compute(name: str, folder: Path, scale: ScaleName, jobs: int, *, quiet: bool
     return sum(row["state"] == results.FAILED for row in rows)
 
 
-def write_report(folder: Path, console: Console) -> None:
+def write_report(folder: Path, console: PlainConsole) -> None:
     """Write table, figures and verdicts of the study in a folder from its stored rows."""
     from fedsieve.report.figures import paper
 
@@ -98,7 +98,7 @@ def write_report(folder: Path, console: Console) -> None:
     write_verdicts(folder, {plan["name"]: rows}, plan["scale"], console)
 
 
-def write_verdicts(folder: Path, studies: dict[str, list[results.Row]], scale: str, console: Console) -> None:
+def write_verdicts(folder: Path, studies: dict[str, list[results.Row]], scale: str, console: PlainConsole) -> None:
     """Write and print the verdicts on the claims that the stored rows can evaluate."""
     document = claims.make_document(studies, scale)
     if not document["claims"]:
@@ -111,7 +111,7 @@ def write_verdicts(folder: Path, studies: dict[str, list[results.Row]], scale: s
     prefix = "scale smoke, " if is_smoke_test else ""
     for verdict in verdicts.read_verdicts(document):
         text = f"{prefix}claim {verdict.number}, recipe {verdict.recipe}, {verdict.claim}: {verdict.verdict}"
-        console.print(text, soft_wrap=True, markup=False)
+        console.print(text, soft_wrap=True)
 
 
 def print_studies() -> None:
@@ -120,4 +120,4 @@ def print_studies() -> None:
     for name, description in STUDIES.items():
         table.add_row(name, description)
     table.add_row("all", "all studies of the paper, and its claims")
-    Console(highlight=False).print(table)
+    PlainConsole().print(table)

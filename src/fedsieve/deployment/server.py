@@ -10,6 +10,7 @@ from torch import Tensor
 from fedsieve.deployment.config import DeploymentConfig
 from fedsieve.deployment.flower import FlowerExchange, QuorumError
 from fedsieve.experiments.run_info import layout_info
+from fedsieve.formatting import escape_controls
 from fedsieve.models.build import build_model
 from fedsieve.models.sparse_model import SparseModel, to_safetensors
 from fedsieve.runtime.evaluation import MeasuredRound, RunState, measure_rounds, summarize
@@ -120,7 +121,7 @@ def rejections(round_result: RoundResult) -> str:
 
 def log(text: str) -> None:
     """Write a line to the server's log."""
-    print(f"fedsieve: {text}", flush=True)
+    print(f"fedsieve: {escape_controls(text)}", flush=True)
 
 
 def summarize_run(deployment: DeploymentConfig, rows: list[dict[str, Any]], parameters: Tensor) -> dict[str, Any]:

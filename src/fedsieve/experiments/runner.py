@@ -17,7 +17,7 @@ from fedsieve.experiments.resolve import ResolvedRun
 from fedsieve.experiments.run_info import dense_bytes_per_round, describe_run
 from fedsieve.experiments.simulation import Simulation
 from fedsieve.experiments.trackers import Tracker, open_tracker
-from fedsieve.formatting import ProgressBar, format_number
+from fedsieve.formatting import ProgressBar, escape_controls, format_number
 from fedsieve.models.initial_weights import load_initial_weights
 from fedsieve.models.sparse_model import to_safetensors
 from fedsieve.objectives.linear import Linear
@@ -213,7 +213,7 @@ def resume_run(
         simulation.validate()
         done, damaged = load_history(folder, initial_state(run, simulation), run.settings_dict, run.rounds)
         for text in damaged:
-            print(f"note: passed over checkpoint {text}; an older one is used", file=sys.stderr)
+            print(escape_controls(f"note: passed over checkpoint {text}; an older one is used"), file=sys.stderr)
         about = describe_run(run, simulation)
         if not check_same_data(folder, about) or run.rounds > load_run(folder, trust=run.model).rounds:
             write_settings(folder, run, about)
@@ -286,5 +286,5 @@ def check_same_data(folder: Path, run_info: dict[str, Any]) -> bool:
         )
     then, here = before.get("environment", {}), now["environment"]
     if moved := [f"{name} {then.get(name)}, now {here[name]}" for name in here if then.get(name) != here[name]]:
-        print(f"note: the run began with {'; '.join(moved)}: the last bits may differ", file=sys.stderr)
+        print(escape_controls(f"note: the run began with {'; '.join(moved)}: the last bits may differ"), file=sys.stderr)
     return True

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedsieve.data.prediction_files import ModelInput, PredictionData, read_examples
 from fedsieve.data.user_files import class_labels
+from fedsieve.formatting import spreadsheet_cell
 from fedsieve.models import sparse_model
 from fedsieve.models.factory import require_trust
 from fedsieve.models.sparse_model import ModelError, ModelMetadata
@@ -44,7 +45,8 @@ def write_predictions(file: TextIO, metadata: ModelMetadata, outputs: np.ndarray
         lines.writerow(["prediction"])
         lines.writerows([f"{value:.7g}"] for value in outputs[:, 0])
         return
-    class_probabilities, classes = sparse_model.probabilities(metadata.loss, outputs), metadata.classes or ()
+    class_probabilities = sparse_model.probabilities(metadata.loss, outputs)
+    classes = [spreadsheet_cell(name) for name in metadata.classes or ()]
     cells = [[f"{value:.4f}" for value in row] for row in class_probabilities] if probabilities else []
     if metadata.loss is Loss.MULTILABEL:
         lines.writerow(classes)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from rich.table import Table as RichTable
 
-from fedsieve.formatting import format_bytes
+from fedsieve.formatting import format_bytes, spreadsheet_cell
 from fedsieve.report import published
 from fedsieve.report.figures import ablation, equal_bytes, published_tables, robustness
 from fedsieve.report.figures.ablation import DIFFERENCE_TO_DEFAULT
@@ -68,7 +68,7 @@ class StudyTable(NamedTuple):
             for column in self.columns:
                 value = entry.get(column)
                 row += [value["mean"], value["sd"]] if isinstance(value, Mapping) else [value] + [None] * (column in with_sd)
-            writer.writerow("" if value is None else value for value in row)
+            writer.writerow("" if value is None else spreadsheet_cell(value) if isinstance(value, str) else value for value in row)
         return out.getvalue()
 
     def to_rich(self, max_width: int) -> RichTable:

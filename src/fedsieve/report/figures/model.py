@@ -1,5 +1,6 @@
 """Draw a model: masks if features are pixels, the strongest features of a linear model, the layers of a module."""
 
+import warnings
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
+from fedsieve.formatting import escape_controls
 from fedsieve.models.sparse_model import SparseModel
 from fedsieve.report.figures.style import STYLE, save_figure
 from fedsieve.report.html.supports import IMAGE_SHAPES, strongest_features
@@ -28,8 +30,16 @@ def draw_model(model: SparseModel, path: Path) -> None:
         else:
             figure = draw_features(model)
         num_weights = model.size - model.num_ungated
-        figure.suptitle(f"{metadata.algorithm} on {metadata.task}: {model.num_nonzero} of {num_weights} weights", fontsize=10)
-        save_figure(figure, path)
+        title = figure_text(f"{metadata.algorithm} on {metadata.task}: {model.num_nonzero} of {num_weights} weights")
+        figure.suptitle(title, fontsize=10)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph")  # a name in a script that the font does not have
+            save_figure(figure, path)
+
+
+def figure_text(name: str) -> str:
+    """A name from a file as text of a figure: not as a formula, and without control characters."""
+    return escape_controls(name).replace("$", r"\$")
 
 
 def draw_masks(model: SparseModel, image_shape: tuple[int, int]) -> Figure:
@@ -46,7 +56,7 @@ def draw_masks(model: SparseModel, image_shape: tuple[int, int]) -> Figure:
             largest = np.abs(matrix[i]).max() or 1
             axes.imshow(matrix[i].reshape(image_shape), cmap=colours, vmin=-largest, vmax=largest, interpolation="nearest")
             assert model.metadata.classes is not None, "tasks with images have classes"
-            axes.set_title(model.metadata.classes[i], fontsize=8, pad=2)
+            axes.set_title(figure_text(model.metadata.classes[i]), fontsize=8, pad=2)
     figure.supxlabel("blue: positive weights; orange: negative weights; white: zero", fontsize=8)
     return figure
 
@@ -54,7 +64,7 @@ def draw_masks(model: SparseModel, image_shape: tuple[int, int]) -> Figure:
 def draw_features(model: SparseModel) -> Figure:
     """Draw the strongest features, with signs if there is one output."""
     data = strongest_features(model, MAX_BARS)
-    names: list[Any] = [row[0] for row in data.rows][::-1]
+    names = [figure_text(str(row[0])) for row in data.rows][::-1]
     weights: list[Any] = [row[1] for row in data.rows][::-1]
     figure = Figure(figsize=(6.5, 0.22 * max(len(names), 4) + 1), layout="constrained")
     axes = figure.subplots()
@@ -75,7 +85,7 @@ def draw_layers(model: SparseModel) -> Figure:
     axes = figure.subplots()
     sizes = [part["stop"] - part["start"] for _, _, part in parts]
     densities = [kept / size for (_, kept, _), size in zip(parts, sizes, strict=True)]
-    bars = axes.barh([name for name, _, _ in parts], densities, color=BAR_COLOUR)
+    bars = axes.barh([figure_text(name) for name, _, _ in parts], densities, color=BAR_COLOUR)
     axes.bar_label(bars, [f" {kept} of {size}" for (_, kept, _), size in zip(parts, sizes, strict=True)], fontsize=7.5)
     axes.set(xlabel="density", xlim=(0, max(densities) * 1.25 or 1))
     axes.invert_yaxis()
