@@ -1,13 +1,16 @@
 """A run directory of a stranger: links in it, damaged files, and what must not happen when it is used."""
 
 import errno
+import json
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from fedsieve.cli.main import main
@@ -131,3 +134,87 @@ def test_ctrl_c_pressed_many_times_is_no_traceback(tmp_path):
         _, text = process.communicate(timeout=60)
     assert process.returncode == 130, text
     assert "Traceback" not in text and "interrupted; what was finished is kept" in text
+
+
+# Damage
+
+
+def flip(path, bit):
+    """Change one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+def test_every_flipped_bit_of_the_metrics_is_noticed_and_its_line_named(run, capsys):
+    path = run / "metrics.jsonl"
+    whole = path.read_bytes()
+    for bit in range(0, 8 * len(whole), 61):
+        path.write_bytes(whole)
+        flip(path, bit)
+        line = whole[: bit // 8].count(b"\n") + 1
+        with pytest.raises(run_directory.RunDirectoryError, match=rf"damaged in line ({line}|{line + 1}):"):
+            run_directory.read_metrics(run)
+
+
+@pytest.mark.parametrize("words", [["train", "--resume", "run", "--rounds", "4", "--quiet"], ["report", "run"]])
+def test_a_changed_number_in_the_metrics_is_one_line(words, run, capsys):
+    path = run / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"bytes_up": ', '"bytes_up": 1', 1))
+    before = path.read_bytes()
+    assert main(words) == 2
+    assert "metrics.jsonl is damaged in line 1: its checksum does not match" in capsys.readouterr().err
+    assert path.read_bytes() == before
+
+
+def test_metrics_of_older_versions_without_checksums_are_read(run):
+    path = run / "metrics.jsonl"
+    rows = run_directory.read_metrics(run)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run_directory.read_metrics(run) == rows
+
+
+def test_every_flipped_bit_of_the_supports_is_noticed_on_resume(run):
+    from fedsieve.storage.run_log import read_supports
+
+    path = run / "supports.bin"
+    whole = path.read_bytes()
+    for bit in range(0, 8 * len(whole), 13):
+        path.write_bytes(whole)
+        flip(path, bit)
+        with pytest.raises(run_directory.RunDirectoryError, match="is damaged at round"):
+            read_supports(path, 3)
+
+
+def test_a_damaged_trace_is_one_line_in_the_report(run):
+    from fedsieve.report.html.page import render_report
+
+    path = run / "supports.npz"
+    whole, num_refused = path.read_bytes(), 0
+    chance = random.Random(0)
+    for trial in range(300):
+        content = bytearray(whole)
+        for _ in range(1 + trial % 3):
+            content[chance.randrange(len(content))] = chance.randrange(256)
+        path.write_bytes(content[: chance.randrange(len(content))] if trial % 5 == 0 else content)
+        try:
+            render_report([run])
+        except run_directory.RunDirectoryError as error:
+            num_refused += "supports.npz" in str(error)
+    assert num_refused > 100
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"supports": np.zeros(5, np.int32)},
+        {"supports": np.zeros((3, 2), np.float64)},
+        {"supports": np.full((3, 2), -9)},
+        {"gate_histogram": np.zeros((3, 20), "S3")},
+        {"supports": np.zeros((), np.int64)},
+    ],
+)
+def test_a_trace_of_another_kind_is_one_line(arrays, run, capsys):
+    np.savez(run / "supports.npz", **arrays)
+    assert main(["report", "run"]) == 2
+    assert "must be a table of whole numbers" in capsys.readouterr().err

@@ -235,8 +235,8 @@ def test_without_a_whole_checkpoint_nothing_is_overwritten(half, capsys):
 @pytest.mark.parametrize(
     ("name", "harm", "text"),
     [
-        ("metrics.jsonl", lambda content: content.replace(b'"round": 2', b'"round": 7'), "metrics.jsonl is damaged at round 2"),
-        ("metrics.jsonl", lambda content: content[:40], "metrics.jsonl is damaged at round 1"),
+        ("metrics.jsonl", lambda content: content.replace(b'"round": 2', b'"round": 7'), "metrics.jsonl is damaged in line 2"),
+        ("metrics.jsonl", lambda content: content[:40], "metrics.jsonl is damaged: it has 0 rounds"),
         ("supports.bin", lambda content: content[:300], "supports.bin is damaged"),
         ("config.toml", lambda content: content + b"?", "config.toml of a run, is not TOML"),
         ("config.toml", lambda content: None, "cannot be read: No such file"),

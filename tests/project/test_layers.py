@@ -122,6 +122,7 @@ def test_the_report_imports_only_readers_of_stored_results():
     for path in modules("report"):
         inside = {name for name in imported(path) if name.startswith("fedsieve.") and not name.startswith("fedsieve.report")}
         assert inside <= {
+            "fedsieve.storage.archives",
             "fedsieve.storage.run_directory",
             "fedsieve.studies.results",
             "fedsieve.studies.scale",

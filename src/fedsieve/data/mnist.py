@@ -12,6 +12,8 @@ from fedsieve.data.downloads import DataError, DataFile, find_file
 IMAGES_MAGIC, LABELS_MAGIC, TABLE_MAGIC = 2051, 2049, 3074
 TABLE_COLUMNS, CLASS_COLUMN, WRITER_COLUMN = 8, 0, 2
 """Columns of QMNIST's tables of integers, one row per digit in the order of MNIST."""
+MAX_IDX_BYTES = 1 << 30
+"""More than the largest file, the 697,932 training images of EMNIST."""
 MAX_EMNIST_TRAIN_EXAMPLES = 100_000
 """If only the test files of EMNIST are present, their first examples are used for training (the order in the file is random)."""
 
@@ -19,10 +21,15 @@ MAX_EMNIST_TRAIN_EXAMPLES = 100_000
 def read_gzipped(path: Path) -> bytes:
     """The bytes of a file, gzipped or not."""
     try:
-        data = path.read_bytes()
-        return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+        with path.open("rb") as file:
+            is_zipped = file.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if is_zipped else path.open("rb") as file:
+            data = file.read(MAX_IDX_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
+    if len(data) > MAX_IDX_BYTES:
+        raise DataError(f"{path} unpacks to more than {MAX_IDX_BYTES} bytes, which no file of this data set does; download it again")
+    return data
 
 
 def read_idx(path: Path) -> UInt8[np.ndarray, "n"] | UInt8[np.ndarray, "n 28 28"]:

@@ -18,6 +18,7 @@ from scipy.sparse import csr_matrix
 
 from fedsieve.data.downloads import DataError
 from fedsieve.data.federated_dataset import Matrix
+from fedsieve.storage.archives import check_unpacked_size
 
 MAX_CLASSES = 1000
 MAX_FEATURES = 10_000_000
@@ -127,6 +128,7 @@ def open_npz(path: Path) -> Iterator[NpzFile]:
             raise DataError(f"{path} is not an .npz archive, or it is truncated; write it with numpy.savez")
         file.seek(0)
         with np.load(file, allow_pickle=False) as arrays:
+            check_unpacked_size(arrays.zip.infolist(), path.stat().st_size)
             yield arrays
 
 

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
+from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +26,9 @@ TOLERANCE = 1e-5
 """Maximum difference between two runtimes relative to the largest output. Sums of float32 in another order differ by less."""
 OPSET_VERSION, IR_VERSION = 20, 10
 """The versions that torch's exporter writes, so that linear models and modules need the same runtime."""
+
+DIGEST_KEY, EMPTY_DIGEST = "fedsieve digest", "0" * 32
+"""The property of an ONNX file with the digest of the file, computed while the property has the second value."""
 
 Examples = np.ndarray | sparse.csr_matrix
 
@@ -95,9 +99,15 @@ def to_onnx(model: SparseModel) -> bytes:
     onnx = optional.require_package("onnx", "'fedsieve[onnx]'", "--format onnx")
     proto = _linear_graph(onnx, model) if model.metadata.factory is None else _module_graph(onnx, model)
     _sparsify(onnx, proto.graph)
-    onnx.helper.set_model_props(proto, {sparse_model.METADATA_KEY: sparse_model.metadata_json(model)})
+    onnx.helper.set_model_props(proto, {sparse_model.METADATA_KEY: sparse_model.metadata_json(model), DIGEST_KEY: EMPTY_DIGEST})
     onnx.checker.check_model(proto)
-    return proto.SerializeToString(deterministic=True)
+    content = proto.SerializeToString(deterministic=True)
+    return content.replace(EMPTY_DIGEST.encode(), onnx_digest(content).encode(), 1)
+
+
+def onnx_digest(content: bytes) -> str:
+    """A digest of an ONNX file in which the digest itself is empty."""
+    return blake2b(content, digest_size=len(EMPTY_DIGEST) // 2).hexdigest()
 
 
 def _linear_graph(onnx, model: SparseModel):  # noqa: ANN001, ANN202
@@ -162,9 +172,13 @@ def read_onnx_metadata(path: Path) -> sparse_model.ModelMetadata:
     """The metadata in an exported ONNX file."""
     onnx = optional.require_package("onnx", "'fedsieve[onnx]'", path.name)
     try:
-        properties = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
+        content = path.read_bytes()
+        properties = {entry.key: entry.value for entry in onnx.load_model_from_string(content).metadata_props}
+        digest = properties[DIGEST_KEY]
+        if digest != onnx_digest(content.replace(digest.encode(), EMPTY_DIGEST.encode(), 1)):
+            raise sparse_model.ModelError("its content does not match its digest: it was changed or damaged; export the run again")
         return sparse_model.metadata_from(properties[sparse_model.METADATA_KEY])
-    except (OSError, KeyError, ValueError, onnx.ONNXException) as error:
+    except Exception as error:  # what the parser raises depends on the versions of onnx and protobuf
         raise sparse_model.ModelError(f"{path} is not a model exported by fedsieve: {type(error).__name__}: {error}") from None
 
 

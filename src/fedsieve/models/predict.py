@@ -30,7 +30,12 @@ def predict_file(model_path: Path, data_path: Path, target: str | None, *, trust
         return model.metadata, model.predict(data.x), data
     from fedsieve.models.export import predict
 
-    return model.metadata, predict(model, data.x), data
+    outputs = predict(model, data.x)
+    if outputs.ndim != 2 or outputs.shape[1] < len(model.metadata.classes or (None,)):
+        raise ModelError(
+            f"{model.metadata.factory} has outputs of shape {outputs.shape}; the model has {len(model.metadata.classes or '1')} classes"
+        )
+    return model.metadata, outputs, data
 
 
 def model_input(metadata: ModelMetadata) -> ModelInput:

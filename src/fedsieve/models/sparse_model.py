@@ -2,13 +2,13 @@
 
 import io
 import json
-import zlib
+import re
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from math import prod
+from hashlib import blake2b
+from math import inf, prod
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -17,10 +17,15 @@ from scipy import sparse
 from scipy.special import expit, log_softmax
 
 from fedsieve.objectives.losses import Loss
+from fedsieve.storage.archives import read_arrays
 from fedsieve.storage.run_directory import MODEL
 
 METADATA_KEY = "model"
 """The name of the metadata in a file."""
+MAX_PARAMETERS = 1 << 28
+"""Largest size of a model in a file, 1 GiB of float32: a small file cannot claim more memory than that."""
+MAX_DIMENSIONS = 8
+FACTORY_PATTERN = re.compile(r"[\w.]+:[\w.]+")
 MAX_SPARSE_PRODUCT_DENSITY = 0.01
 """For sparse examples, sparse weights are faster below this density and dense weights above it (`python -m benchmarks.predict`)."""
 
@@ -71,12 +76,20 @@ class SparseModel:
             raise ModelError(f"the indices must increase and be between 0 and {self.size - 1}")
         if not np.isfinite(self.values).all():
             raise ModelError("a weight is not a finite number")
+        if not 0 <= self.num_ungated < self.size:
+            raise ModelError(f"num_ungated must be between 0 and {self.size - 1}; got {self.num_ungated}")
+        if self.metadata.features is not None and (len(self.metadata.features),) != self.metadata.input_shape:
+            raise ModelError(f"there are {len(self.metadata.features)} feature names for examples of shape {self.metadata.input_shape}")
         if self.metadata.feature_std is not None and (len(self.metadata.feature_std),) != self.metadata.input_shape:
             raise ModelError(f"feature_std has {len(self.metadata.feature_std)} entries for examples of shape {self.metadata.input_shape}")
-        if self.metadata.factory is None and next(iter(self.tensor_shapes.values())) != (self.num_outputs, *self.metadata.input_shape):
-            raise ModelError(
-                f"the weights of a linear model must have the shape (outputs, features); got {next(iter(self.tensor_shapes.values()))}"
-            )
+        if self.metadata.loss is not Loss.SQUARED and len(self.metadata.classes or ()) < (2 if self.metadata.loss is Loss.LOGISTIC else 1):
+            raise ModelError(f"a model with the loss {self.metadata.loss} names its classes; got {self.metadata.classes}")
+        if self.metadata.factory is None:
+            weights, *intercept = self.tensor_shapes.values()
+            if weights != (self.num_outputs, *self.metadata.input_shape) or len(weights) != 2:
+                raise ModelError(f"the weights of a linear model must have the shape (outputs, features); got {weights}")
+            if intercept != [(self.num_outputs,)] * (self.num_ungated > 0) or self.num_ungated not in (0, self.num_outputs):
+                raise ModelError(f"a linear model has one intercept per output, or none; got {intercept}, num_ungated {self.num_ungated}")
 
     @property
     def size(self) -> int:
@@ -167,9 +180,21 @@ def probabilities(loss: Loss, outputs: np.ndarray) -> np.ndarray:
 
 
 def metadata_json(model: SparseModel) -> str:
-    """Everything except the weights as one line of JSON."""
+    """Everything except the weights, and a digest of everything, as one line of JSON."""
+    return json.dumps(_description(model) | {"digest": model_digest(model)})
+
+
+def model_digest(model: SparseModel) -> str:
+    """A digest of metadata and weights, by which a changed file is noticed; it does not say who wrote the file."""
+    digest = blake2b(json.dumps(_description(model)).encode(), digest_size=16)
+    for array, dtype in ((model.indices, "<i4"), (model.values, "<f4")):
+        digest.update(np.ascontiguousarray(array, dtype).tobytes())
+    return digest.hexdigest()
+
+
+def _description(model: SparseModel) -> dict[str, Any]:
     metadata = {name: value for name, value in asdict(model.metadata).items() if value is not None}
-    return json.dumps({"tensors": model.tensor_shapes, "num_ungated": model.num_ungated, "metadata": metadata})
+    return {"tensors": model.tensor_shapes, "num_ungated": model.num_ungated, "metadata": metadata}
 
 
 def metadata_from(text: str) -> ModelMetadata:
@@ -179,24 +204,65 @@ def metadata_from(text: str) -> ModelMetadata:
 
 def from_parts(text: str, indices: np.ndarray, values: np.ndarray) -> SparseModel:
     """A model from the text of `metadata_json`, indices and values."""
-    metadata, shapes, num_ungated = _parse_metadata(text)
-    return SparseModel(indices=indices, values=values, tensor_shapes=shapes, num_ungated=num_ungated, metadata=metadata)
+    metadata, shapes, num_ungated, digest = _parse_metadata(text)
+    model = SparseModel(indices=indices, values=values, tensor_shapes=shapes, num_ungated=num_ungated, metadata=metadata)
+    if digest != model_digest(model):
+        raise ModelError("its content does not match its digest: it was changed or damaged; copy or export it again")
+    return model
 
 
-def _parse_metadata(text: str) -> tuple[ModelMetadata, dict[str, tuple[int, ...]], int]:
+def _parse_metadata(text: str) -> tuple[ModelMetadata, dict[str, tuple[int, ...]], int, str]:
+    """Metadata, shapes, number of parameters without a gate and digest; raises ModelError if a field is missing, unknown or absurd."""
     try:
         parts = json.loads(text)
-        fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in parts["metadata"].items()}
-        fields["loss"] = Loss(fields["loss"])
-        if "feature_std" in fields:
-            fields["feature_std"] = tuple(map(float, fields["feature_std"]))
-        return (
-            ModelMetadata(**fields),
-            {str(name): tuple(map(int, shape)) for name, shape in parts["tensors"].items()},
-            int(parts["num_ungated"]),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if "digest" not in parts:
+            raise ModelError(
+                "it has no digest, by which damage is noticed, since an older version wrote it; remove result.json of its run and resume it"
+            )
+        fields = {name: _parse_field(name, value) for name, value in parts["metadata"].items()}
+        shapes = {str(name): _parse_shape(shape, "a tensor") for name, shape in parts["tensors"].items()}
+        if not shapes or sum(map(prod, shapes.values())) > MAX_PARAMETERS:
+            raise ModelError(f"it has {sum(map(prod, shapes.values()))} parameters; between 1 and {MAX_PARAMETERS} are supported")
+        return ModelMetadata(**fields), shapes, _parse_count(parts["num_ungated"], "num_ungated"), str(parts["digest"])
+    except ModelError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"its metadata is damaged ({type(error).__name__}: {error})") from None
+
+
+def _parse_field(name: str, value: Any) -> Any:
+    """One field of the metadata from its JSON value."""
+    if name == "loss":
+        return Loss(value)
+    if name == "input_shape":
+        return _parse_shape(value, name)
+    if name == "first_feature_id":
+        return _parse_count(value, name)
+    if name == "feature_std":
+        if not isinstance(value, list) or not all(type(scale) is float and 0 < scale < inf for scale in value):
+            raise ModelError("feature_std must be positive finite numbers")
+        return tuple(value)
+    is_list = name in ("classes", "features")
+    if not isinstance(value, list if is_list else str) or not all(isinstance(entry, str) for entry in value):
+        raise ModelError(f"{name} must be {'a list of names' if is_list else 'text'}; got {type(value).__name__}")
+    if name == "factory" and not FACTORY_PATTERN.fullmatch(value):
+        raise ModelError(f"factory must be PACKAGE.MODULE:FACTORY; got {value[:80]!r}")
+    return tuple(value) if is_list else value
+
+
+def _parse_shape(value: Any, name: str) -> tuple[int, ...]:
+    """A shape of positive whole numbers with at most MAX_PARAMETERS entries; a scalar has the shape ()."""
+    if not isinstance(value, list) or not all(type(length) is int and 0 < length <= MAX_PARAMETERS for length in value):
+        raise ModelError(f"the shape of {name} must consist of whole numbers between 1 and {MAX_PARAMETERS}")
+    if len(value) > MAX_DIMENSIONS or prod(value) > MAX_PARAMETERS:
+        raise ModelError(f"the shape of {name} has more than {MAX_DIMENSIONS} dimensions or {MAX_PARAMETERS} entries")
+    return tuple(value)
+
+
+def _parse_count(value: Any, name: str) -> int:
+    if type(value) is not int or not 0 <= value <= MAX_PARAMETERS:
+        raise ModelError(f"{name} must be a whole number between 0 and {MAX_PARAMETERS}")
+    return value
 
 
 def to_safetensors(model: SparseModel) -> bytes:
@@ -239,7 +305,7 @@ def read_model(path: Path) -> SparseModel:
         raise ModelError(f"{path} is not a model file; name a run folder or a file that ends in {' or '.join(readers)}")
     try:
         return readers[path.suffix](path)
-    except (OSError, EOFError, SafetensorError, BadZipFile, zlib.error, NotImplementedError, ValueError, KeyError, IndexError) as error:
+    except (OSError, SafetensorError, ValueError, KeyError, IndexError, TypeError) as error:
         raise ModelError(f"{path} is not a model written by fedsieve: {error}") from None
 
 
@@ -253,11 +319,13 @@ def _read_safetensors(path: Path) -> SparseModel:
 
 
 def _read_npz(path: Path) -> SparseModel:
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:  # np.load does not close a file it cannot read
-        if METADATA_KEY not in arrays:
-            raise ModelError("it has no metadata; export the run again")
-        text, data, indices, indptr, shape = (arrays[name] for name in (METADATA_KEY, "data", "indices", "indptr", "shape"))
-        intercept = arrays["intercept"] if "intercept" in arrays else np.zeros(0, np.float32)
+    arrays = read_arrays(path)
+    if METADATA_KEY not in arrays:
+        raise ModelError("it has no metadata; export the run again")
+    text, data, indices, indptr, shape = (arrays[name] for name in (METADATA_KEY, "data", "indices", "indptr", "shape"))
+    intercept = arrays.get("intercept", np.zeros(0, np.float32))
+    if shape.shape != (2,) or (np.diff(indptr) < 0).any() or not indptr[-1] == len(indices) == len(data):
+        raise ModelError("its matrix is damaged: the lengths of its parts differ")
     flat_indices = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr)) * shape[1] + indices
     nonzero = np.flatnonzero(intercept)
     return from_parts(

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from fedsieve.storage.atomic import atomic_write, open_own_file, remove_parts
 
@@ -25,6 +26,8 @@ CONFIG, METRICS, MODEL, SUPPORTS_NPZ, RESULT = "config.toml", "metrics.jsonl", "
 RUN_INFO, REPORT = "run_info.json", "report.html"
 CHECKPOINTS, SUPPORTS = "checkpoints", "supports.bin"
 WRITABLE_PROBE = ".writable"
+CHECKSUM_KEY = ', "crc32": "'
+"""What separates the metrics of a round from their checksum."""
 
 
 class RunDirectoryError(ValueError):
@@ -118,9 +121,40 @@ def pad_supports(supports: "Sequence[np.ndarray]") -> "np.ndarray":
     return table
 
 
+def encode_metrics(row: Mapping[str, Any]) -> bytes:
+    """A line of metrics.jsonl: the metrics of a round, and the CRC-32 of the line without it."""
+    text = json.dumps(row)
+    return f'{text[:-1]}{CHECKSUM_KEY}{crc32(text.encode()):08x}"}}\n'.encode()
+
+
+def decode_metrics(lines: Sequence[str], path: Path) -> list[dict[str, Any]]:
+    """The metrics of the rounds in complete lines of metrics.jsonl; raises RunDirectoryError, which names the first damaged line.
+
+    Lines of older versions have no checksum; if one line has a checksum, all must have it.
+    """
+    has_checksums = any(CHECKSUM_KEY in line for line in lines)
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            text, key, checksum = line.rpartition(CHECKSUM_KEY)
+            text = f"{text}}}" if key else line
+            if has_checksums and checksum != f'{crc32(text.encode()):08x}"}}':
+                raise ValueError("its checksum does not match")
+            row = json.loads(text)
+            if not isinstance(row, dict) or row.get("round") != number:
+                raise ValueError(f"it is not the object of round {number}")
+            if not all(type(row.get(name)) is int for name in ("bytes_up", "bytes_down")):
+                raise ValueError("bytes_up and bytes_down must be whole numbers")
+        except (ValueError, RecursionError) as error:
+            raise RunDirectoryError(f"{path} is damaged in line {number}: {error}") from None
+        rows.append(row)
+    return rows
+
+
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The metrics of each round of a run."""
-    return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    path = folder / METRICS
+    return decode_metrics(path.read_text(errors="replace").splitlines(), path)
 
 
 def to_toml(config: Mapping[str, Any]) -> str:

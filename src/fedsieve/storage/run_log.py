@@ -1,6 +1,5 @@
 """The log of a run under training, from which it can be resumed: metrics.jsonl, supports.bin, supports.npz and checkpoints."""
 
-import json
 import os
 import struct
 import time
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Self
+from zlib import crc32
 
 import numpy as np
 
@@ -21,7 +21,8 @@ SUPPORTS_INTERVAL_SECONDS = 5.0
 CHECKPOINT_TIME_RATIO = 50
 """By default the time between checkpoints is at least this many times the time to write one, so they cost at most 2 % of a run."""
 
-ROUND_HEADER = struct.Struct("<II")
+ROUND_HEADER = struct.Struct("<III")
+"""Of a round in supports.bin: the lengths of support and histogram, and the CRC-32 of both lengths and values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +105,7 @@ class RunLog:
         self.metrics_rows.append(measured_round.metrics)
         self.supports.append(support)
         self.gate_histograms.append(histogram)
-        self.metrics_file.write(json.dumps(measured_round.metrics).encode() + b"\n")
+        self.metrics_file.write(run_directory.encode_metrics(measured_round.metrics))
         self.metrics_file.flush()
         self.supports_file.write(encode_round(support, histogram))
         self.server, self.memories = measured_round.result.server, measured_round.result.memories
@@ -150,25 +151,25 @@ def open_for_append(path: Path, end: int) -> BinaryIO:
 
 def read_metrics_rows(path: Path, num_rounds: int) -> tuple[list[dict[str, Any]], int]:
     """The first `num_rounds` rows of metrics.jsonl, and the position after them."""
-    rows: list[dict[str, Any]] = []
     with open_binary(path) as file:
-        for number in range(1, num_rounds + 1):
-            line = file.readline()
-            try:
-                row = json.loads(line) if line.endswith(b"\n") else None
-            except ValueError:
-                row = None
-            if not isinstance(row, dict) or row.get("round") != number or not isinstance(row.get("seconds"), float):
-                raise run_directory.RunDirectoryError(
-                    f"{path} is damaged at round {number}; to resume it must hold the {num_rounds} rounds of the checkpoint"
-                )
-            rows.append(row)
-        return rows, file.tell()
+        lines = [line for _ in range(num_rounds) if (line := file.readline()).endswith(b"\n")]
+        end = file.tell()
+    rows = run_directory.decode_metrics([line.decode(errors="replace").rstrip("\n") for line in lines], path)
+    if len(rows) < num_rounds or not all(isinstance(row.get("seconds"), float) for row in rows):
+        raise run_directory.RunDirectoryError(
+            f"{path} is damaged: it has {len(rows)} rounds with their time, and to resume it must hold the {num_rounds} of the checkpoint"
+        )
+    return rows, end
 
 
 def encode_round(support: np.ndarray, histogram: np.ndarray) -> bytes:
-    """A round in supports.bin: two lengths, then the support as int32 and the histogram as int64, little-endian."""
-    return ROUND_HEADER.pack(len(support), len(histogram)) + support.astype("<i4").tobytes() + histogram.astype("<i8").tobytes()
+    """A round in supports.bin: two lengths, a checksum, then the support as int32 and the histogram as int64, little-endian."""
+    values = support.astype("<i4").tobytes() + histogram.astype("<i8").tobytes()
+    return ROUND_HEADER.pack(len(support), len(histogram), _round_checksum(len(support), len(histogram), values)) + values
+
+
+def _round_checksum(num_kept: int, num_bins: int, values: bytes) -> int:
+    return crc32(values, crc32(f"{num_kept} {num_bins}".encode()))
 
 
 def read_supports(path: Path, num_rounds: int) -> tuple[list[np.ndarray], list[np.ndarray], int]:
@@ -178,11 +179,14 @@ def read_supports(path: Path, num_rounds: int) -> tuple[list[np.ndarray], list[n
     supports, histograms, position = [], [], 0
     try:
         while len(histograms) < num_rounds:
-            num_kept, num_bins = ROUND_HEADER.unpack_from(data, position)
+            num_kept, num_bins, checksum = ROUND_HEADER.unpack_from(data, position)
             position += ROUND_HEADER.size
+            end = position + 4 * num_kept + 8 * num_bins
+            if checksum != _round_checksum(num_kept, num_bins, data[position:end]):
+                raise ValueError
             supports.append(np.frombuffer(data, "<i4", num_kept, position))
             histograms.append(np.frombuffer(data, "<i8", num_bins, position + 4 * num_kept))
-            position += 4 * num_kept + 8 * num_bins
+            position = end
     except (ValueError, struct.error):
         raise run_directory.RunDirectoryError(
             f"{path} is damaged at round {len(histograms) + 1}; to resume it must hold the {num_rounds} rounds of the checkpoint"

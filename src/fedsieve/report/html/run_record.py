@@ -3,17 +3,17 @@
 import json
 import tomllib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
-from zipfile import BadZipFile
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
+from fedsieve.models.sparse_model import read_model
 from fedsieve.storage import run_directory
+from fedsieve.storage.archives import read_arrays
 
 Row = dict[str, Any]
 Content = TypeVar("Content")
@@ -100,8 +100,8 @@ class RunRecord:
 
 def read_run(folder: Path) -> RunRecord:
     """Return the run in a directory without parts that do not exist yet; raise an error if a file is damaged."""
-    supports = _read_file(folder / run_directory.SUPPORTS_NPZ, _read_arrays) or {}
-    model = _read_file(folder / run_directory.MODEL, load_file) or {}
+    supports = _read_file(folder / run_directory.SUPPORTS_NPZ, _read_supports) or {}
+    model = _read_file(folder / run_directory.MODEL, read_model)
     return RunRecord(
         folder=folder,
         config=_read_file(folder / run_directory.CONFIG, _read_config) or {},
@@ -110,25 +110,18 @@ def read_run(folder: Path) -> RunRecord:
         result=_read_file(folder / run_directory.RESULT, _read_json),
         supports=supports.get("supports"),
         gate_histograms=supports.get("gate_histogram"),
-        indices=model.get("index"),
-        values=model.get("value"),
+        indices=None if model is None else model.indices,
+        values=None if model is None else model.values,
     )
 
 
 def read_round_metrics(path: Path) -> list[Row]:
     """Return the metrics of the rounds. Only the last line may be incomplete."""
     *complete_lines, rest = (_read_file(path, Path.read_text) or "").split("\n")
-    rows = []
-    for number, line in enumerate([*complete_lines, rest] if rest else complete_lines, start=1):
-        try:
-            row = json.loads(line)
-            if not isinstance(row, dict) or not all(isinstance(row.get(name), int) for name in ("round", "bytes_up", "bytes_down")):
-                raise ValueError("a round has at least round, bytes_up and bytes_down")
-        except ValueError as error:
-            if number > len(complete_lines):
-                break
-            raise run_directory.RunDirectoryError(f"{path} is damaged in line {number}: {error}") from None
-        rows.append(row)
+    rows = run_directory.decode_metrics(complete_lines, path)
+    if rest:
+        with suppress(run_directory.RunDirectoryError):
+            rows = run_directory.decode_metrics([*complete_lines, rest], path)
     return rows
 
 
@@ -164,7 +157,7 @@ def _read_file(path: Path, read: Callable[[Path], Content]) -> Content | None:
         return None
     try:
         return read(path)
-    except (OSError, ValueError, BadZipFile, SafetensorError) as error:
+    except (OSError, ValueError) as error:
         raise run_directory.RunDirectoryError(f"{path} cannot be read, or is damaged: {error}") from None
 
 
@@ -184,6 +177,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _read_arrays(path: Path) -> dict[str, np.ndarray]:
-    with np.load(path, allow_pickle=False) as file:
-        return {name: file[name] for name in file.files}
+def _read_supports(path: Path) -> dict[str, np.ndarray]:
+    """Return supports and gate histograms; raise ValueError if they are not tables of whole numbers, one row per round."""
+    arrays = read_arrays(path)
+    for name, least in (("supports", -1), ("gate_histogram", 0)):
+        table = arrays.get(name)
+        if table is not None and (table.ndim != 2 or table.dtype.kind != "i" or table.min(initial=0) < least):
+            raise ValueError(f"{name} is {table.dtype} of shape {table.shape}; it must be a table of whole numbers of at least {least}")
+    return arrays
