@@ -18,6 +18,6 @@ def small_run(algorithm_name="sieve", **settings):
     return resolve(RunConfig(algorithm_name=algorithm_name, **(defaults | settings)))
 
 
-def train_run(run):
-    """Return all rounds of a run."""
-    return list(run_rounds(run))
+def train_run(run, secret=bytes(32)):
+    """Return all rounds of a run; noise and cohorts of a private one follow from the secret."""
+    return list(run_rounds(run, secret=secret))

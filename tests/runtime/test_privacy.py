@@ -141,7 +141,7 @@ def test_a_resumed_private_run_goes_on_to_the_same_bits_and_the_same_epsilon():
 
     run = private_run("sieve")
     whole = train_run(run)
-    later = list(run_rounds(run, Simulation(run), RunState(whole[0].result.server, 1)))
+    later = list(run_rounds(run, Simulation(run), RunState(whole[0].result.server, 1), bytes(32)))
     assert torch.equal(later[-1].parameters, whole[-1].parameters)
     assert [step.metrics["epsilon"] for step in later] == pytest.approx([step.metrics["epsilon"] for step in whole[1:]])
 

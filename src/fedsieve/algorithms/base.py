@@ -25,7 +25,7 @@ from fedsieve.core.aggregation import (
 from fedsieve.core.batches import BatchSampling
 from fedsieve.core.budgets import Budget, BudgetRule
 from fedsieve.core.optimizers import Moments, Optimizer, StepRule
-from fedsieve.core.packets import GATE_FIELDS, Packet, SparseVector, sparse_packet
+from fedsieve.core.packets import GATE_FIELDS, Packet, SparseVector, sparse_packet, zero_packet
 from fedsieve.core.private_mean import GaussianMechanism, private_mean
 from fedsieve.core.quantization import ALLOWED_BITS, choose_code, quantize_signs
 from fedsieve.core.random import Draw
@@ -320,8 +320,11 @@ class BaseAlgorithm(Algorithm, ABC):
         return {name: torch.stack([vectors[name] for vectors in decoded]) for name in decoded[0]}
 
     def client_deltas(self, packet: Packet, replies: Sequence[Reply], dtype: torch.dtype) -> dict[str, Float[Tensor, "k _n"]]:
-        """Return each reply minus the broadcast. An entry missing in a reply is no change."""
+        """Return each reply minus the broadcast. An entry missing in a reply is no change. Without replies the stacks are empty."""
         sent = self.decode_dense(packet, dtype)
+        if not replies:
+            decoded = self.decode_dense(zero_packet(packet.size, self.all_reply_fields), dtype)
+            return {name: vector.new_zeros(0, len(vector)) for name, vector in decoded.items()}
         decoded = self.decode_replies(replies, dtype, sent)
         return {name: vectors - sent[name] if name in sent else vectors for name, vectors in decoded.items()}
 

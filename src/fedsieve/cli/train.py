@@ -22,6 +22,7 @@ from fedsieve.experiments.simulation import Simulation
 from fedsieve.experiments.tasks import TASKS, default_options, get_task
 from fedsieve.experiments.trackers import Tracker, check_installed
 from fedsieve.report.html.page import write_default_report
+from fedsieve.runtime.privacy import read_secret
 from fedsieve.storage import run_directory
 from fedsieve.storage.run_log import CheckpointInterval
 from fedsieve.studies.tuning import tune_run
@@ -39,6 +40,8 @@ class TrainOptions:
     """directory of the run (default: runs/ID)"""
     resume: Path | None = None
     """directory of an interrupted run: it resumes to the same bits with its own settings; only --rounds may be raised"""
+    secret_file: Path | None = None
+    """file with the secret that the noise and the cohorts of a private run follow from (default: privacy.key in its directory, new)"""
     trust: bool = False
     """import and call a PACKAGE.MODULE:FACTORY that the file of --config or --resume names; --model on the command line needs no flag"""
     tracker: Tracker | None = None
@@ -81,6 +84,10 @@ def train(values: Mapping[str, Any]) -> int:
     run = resolve(config)
     out, quiet = options.out, options.quiet
     check_installed(options.tracker)
+    if options.secret_file is not None:
+        if run.algorithm.privacy is None:
+            raise ValueError("--secret-file has no effect without privacy.noise-multiplier; set privacy.noise-multiplier too")
+        read_secret(options.secret_file)
     if options.resume is not None:
         return resume_training(run, options, interval)
     if options.tune_trials is not None:
@@ -90,7 +97,7 @@ def train(values: Mapping[str, Any]) -> int:
     simulation.validate()
     folder = run_directory.create_run_dir(out or Path("runs") / run.id, explicit=out is not None)
     with hint_resume(f"fedsieve train --resume {folder}"):
-        result = runner.start_run(run, simulation, folder, interval, quiet=quiet, tracker=options.tracker)
+        result = runner.start_run(run, simulation, folder, interval, quiet=quiet, tracker=options.tracker, secret_file=options.secret_file)
     write_default_report(folder)
     show_result(run, result, folder, quiet=quiet, json=options.json)
     return 0
@@ -106,7 +113,7 @@ def resume_training(run: ResolvedRun, options: TrainOptions, interval: Checkpoin
     needs_report = result is None or not (folder / run_directory.REPORT).exists()  # the disk was full after the result was written
     if result is None:
         with hint_resume(f"fedsieve train --resume {folder}"):
-            result = runner.resume_run(run, folder, interval, quiet=quiet, tracker=options.tracker)
+            result = runner.resume_run(run, folder, interval, quiet=quiet, tracker=options.tracker, secret_file=options.secret_file)
     elif not quiet:
         print(f"{folder} is finished, all {run.rounds} rounds; nothing is changed", file=sys.stderr)
     if needs_report:

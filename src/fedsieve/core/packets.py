@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from fedsieve.core.quantization import QuantizedField, quantize
+from fedsieve.core.quantization import Coding, QuantizedField, quantize
 from fedsieve.core.random import Draw
 
 GATE_FIELDS = frozenset({"gates", "gate", "log_alpha", "kept_gate", "default_gate", "multiplier"})
@@ -15,6 +15,10 @@ GATE_FIELDS = frozenset({"gates", "gate", "log_alpha", "kept_gate", "default_gat
 
 SEED_SCALARS = frozenset({"rotation"})
 """Scalars that are seeds of random numbers: they have no size and no mean."""
+
+
+SCALAR_NAMES = ("default_gate", "multiplier", "kept_gate", "rotation")
+"""All scalars of messages, in the order of the wire format; every other name is a field."""
 
 
 class SparseVector(NamedTuple):
@@ -136,6 +140,13 @@ def concatenate(stacks: Sequence[Packet]) -> Packet | None:
 def seed_packet(seed: int, size: int) -> Packet:
     """The first downlink: a seed from which server and clients draw the same initial weights (decision E7)."""
     return Packet(size, None, {}, {}, seed)
+
+
+def zero_packet(size: int, names: frozenset[str]) -> Packet:
+    """A packet whose fields and scalars with these names are all zero."""
+    zeros = QuantizedField(torch.zeros(size), None, Coding.FLOAT32)
+    fields = {name: zeros for name in sorted(names) if name not in SCALAR_NAMES}
+    return Packet(size, None, fields, {name: torch.zeros(()) for name in sorted(names) if name in SCALAR_NAMES})
 
 
 def dense_packet(fields: dict[str, Float[Tensor, "*k n"]], bits: int, draw: Draw) -> Packet:

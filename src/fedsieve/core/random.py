@@ -8,7 +8,7 @@ client get the same numbers, in any order.
 import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from hashlib import blake2b
+from hashlib import blake2b, shake_256
 
 import numpy as np
 import torch
@@ -121,6 +121,22 @@ def server_sampler(seed: int, round: int, exchange: int, dtype: torch.dtype, dev
     """The server's own noise, without a client axis."""
     draw = client_sampler(seed, round, exchange, 0, [SERVER], dtype, device)
     return lambda purpose, size: draw(purpose, size).view(size)
+
+
+def secret_words(secret: bytes, size: int, *path: str | int) -> UInt64[np.ndarray, " n"]:
+    """64-bit words of the stream named by `path`, which nobody without the secret can predict: SHAKE-256 of secret and path."""
+    name = "\x1f".join(map(str, path)).encode()
+    return np.frombuffer(shake_256(secret + b"\x1f" + name).digest(8 * size), "<u8")
+
+
+def secret_sampler(secret: bytes, round: int, exchange: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Draw:
+    """The server's noise for differential privacy, drawn from its secret: uniforms of 23 bits as those of `uniforms`."""
+
+    def draw(purpose: str, size: int) -> Tensor:
+        words = secret_words(secret, size, purpose, round, exchange)
+        return torch.from_numpy(((words >> np.uint64(41)) + 0.5) * 2.0**-23).to(device=device, dtype=dtype)
+
+    return draw
 
 
 def uniform_to_normal(uniform: Float[Tensor, "*k n"]) -> Float[Tensor, "*k n"]:

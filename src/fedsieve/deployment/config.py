@@ -42,6 +42,7 @@ ALGORITHM_FIELDS = ("density", "client_weighting", "aggregator", "max_malicious_
 """Fields of the algorithm that are no options of its own."""
 NAME_KEY = "algorithm.name"
 ALGORITHM_PREFIX = "algorithm."
+PRIVACY_PREFIX = "privacy."
 DEFAULT_ALGORITHM = "sieve"
 AlgorithmName = Literal[tuple(ALGORITHMS)]
 PREFIX = "run config "
@@ -130,6 +131,10 @@ def deployment_config(
     Keys with a dot outside `algorithm.` belong to the app and are ignored; every other key must be known. `evaluate` returns the
     metrics that the server computes from the model's parameters after every round.
     """
+    if private := sorted(key for key in run_config if key.startswith(PRIVACY_PREFIX)):
+        raise ValueError(
+            f"run config {private[0]}: a Flower deployment has no differential privacy, only simulated runs have it; leave it out"
+        )
     own = {key: value for key, value in run_config.items() if "." not in key or key.startswith(ALGORITHM_PREFIX)}
     values = {normalize_key(key): value for key, value in own.items() if (key, value) != ("run-dir", "")}
     algorithm_name = parse_value(AlgorithmName, values.get(ALGORITHM_KEY, DEFAULT_ALGORITHM), PREFIX + NAME_KEY)

@@ -25,7 +25,7 @@ from fedsieve.runtime import evaluation
 from fedsieve.runtime.client_memory import describe_memory, memory_bytes, physical_memory
 from fedsieve.runtime.evaluation import MeasuredRound, RunState, measure_rounds
 from fedsieve.runtime.failures import FaultyExchange
-from fedsieve.runtime.privacy import epsilon_by_round
+from fedsieve.runtime.privacy import epsilon_by_round, new_secret, read_secret
 from fedsieve.runtime.rounds import RoundResult, initial_server, train
 from fedsieve.storage import checkpoint, run_directory
 from fedsieve.storage.run_log import CheckpointInterval, RunHistory, RunLog, load_history
@@ -46,8 +46,13 @@ def initial_state(run: ResolvedRun, simulation: Simulation) -> RunState:
     return RunState(initial_server(run.algorithm, run.objective, run.seed, run.dtype, run.device, weights))
 
 
-def run_rounds(run: ResolvedRun, simulation: Simulation | None = None, state: RunState | None = None) -> Iterator[MeasuredRound]:
-    """Train from `state` to the last round and yield every round with its measurements."""
+def run_rounds(
+    run: ResolvedRun, simulation: Simulation | None = None, state: RunState | None = None, secret: bytes | None = None
+) -> Iterator[MeasuredRound]:
+    """Train from `state` to the last round and yield every round with its measurements.
+
+    Noise and cohorts of a private run follow from `secret` (default: a new one, which nobody can repeat).
+    """
     torch.set_num_threads(run.threads)
     simulation = simulation or Simulation(run)
     simulation.validate()
@@ -80,6 +85,7 @@ def run_rounds(run: ResolvedRun, simulation: Simulation | None = None, state: Ru
         server_exchange=server_exchange,
         start_from_seed=run.init_weights is None,
         limits=simulation.reply_limits,
+        secret=None if run.algorithm.privacy is None else secret or new_secret(),
     )
     epsilons = iterate_epsilon(run, simulation, state.num_rounds_done)
     return measure_rounds(
@@ -160,9 +166,13 @@ def start_run(
     *,
     quiet: bool,
     tracker: Tracker | None = None,
+    secret_file: Path | None = None,
 ) -> dict[str, Any]:
     """Execute a run from its first round and leave everything in its folder."""
     with run_directory.lock(folder):
+        if run.algorithm.privacy is not None and secret_file is None:
+            with run_directory.report_write_errors(folder):
+                run_directory.atomic_write(folder / run_directory.SECRET, new_secret(), mode=0o600)
         write_settings(folder, run, describe_run(run, simulation))
         if not quiet:
             print_notes(run, simulation)
@@ -172,9 +182,15 @@ def start_run(
             folder,
             RunHistory(initial_state(run, simulation), [], [], []),
             checkpoint_interval or CheckpointInterval(),
+            load_secret(run, folder, secret_file),
             quiet=quiet,
             tracker=tracker,
         )
+
+
+def load_secret(run: ResolvedRun, folder: Path, secret_file: Path | None) -> bytes | None:
+    """Return the server's secret of a private run, from the file that the user names or from the run directory."""
+    return None if run.algorithm.privacy is None else read_secret(secret_file or folder / run_directory.SECRET)
 
 
 def print_notes(run: ResolvedRun, simulation: Simulation) -> None:
@@ -205,10 +221,17 @@ def finished_result(run: ResolvedRun, folder: Path) -> dict[str, Any] | None:
 
 
 def resume_run(
-    run: ResolvedRun, folder: Path, checkpoint_interval: CheckpointInterval | None = None, *, quiet: bool, tracker: Tracker | None = None
+    run: ResolvedRun,
+    folder: Path,
+    checkpoint_interval: CheckpointInterval | None = None,
+    *,
+    quiet: bool,
+    tracker: Tracker | None = None,
+    secret_file: Path | None = None,
 ) -> dict[str, Any]:
     """Go on with a run from its newest whole checkpoint; with more rounds than it had, its schedules follow the new number from here."""
     with run_directory.lock(folder):
+        secret = load_secret(run, folder, secret_file)
         simulation = Simulation(run)
         simulation.validate()
         done, damaged = load_history(folder, initial_state(run, simulation), run.settings_dict, run.rounds)
@@ -219,7 +242,8 @@ def resume_run(
             write_settings(folder, run, about)
         if not quiet:
             print(f"{folder}: {done.state.num_rounds_done} of {run.rounds} rounds are done, going on", file=sys.stderr)
-        return continue_run(run, simulation, folder, done, checkpoint_interval or CheckpointInterval(), quiet=quiet, tracker=tracker)
+        interval = checkpoint_interval or CheckpointInterval()
+        return continue_run(run, simulation, folder, done, interval, secret, quiet=quiet, tracker=tracker)
 
 
 def start_or_resume(run: ResolvedRun, simulation: Simulation, folder: Path, *, quiet: bool, tracker: Tracker | None = None) -> None:
@@ -237,6 +261,7 @@ def continue_run(
     folder: Path,
     history: RunHistory,
     checkpoint_interval: CheckpointInterval,
+    secret: bytes | None,
     *,
     quiet: bool,
     tracker: Tracker | None,
@@ -249,7 +274,7 @@ def continue_run(
             RunLog(folder, run.settings_dict, checkpoint_interval, history) as journal,
             bar,
         ):
-            for step in run_rounds(run, simulation, history.state):
+            for step in run_rounds(run, simulation, history.state, secret):
                 journal.add_round(step)
                 log(step.metrics)
                 bar.advance(f"{run.metric} {format_number(step.metrics[run.metric])}")

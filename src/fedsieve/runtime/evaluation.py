@@ -86,7 +86,8 @@ def traffic_columns(uplink: Traffic, downlink: Traffic) -> dict[str, int]:
 def raise_if_diverged(algorithm: BaseAlgorithm, result: RoundResult, parameters: Tensor, *, has_malicious_clients: bool = False) -> None:
     """Raise DivergedError if a weight is not finite or too large, or if every reply was rejected."""
     diverged = not bool(torch.isfinite(parameters).all()) or float(parameters.abs().amax()) > MAX_ABS_WEIGHT
-    reasons = [] if result.replied or has_malicious_clients else [reason for _, reason in result.rejected if reason != LATE_REASON]
+    is_expected = result.replied or has_malicious_clients or algorithm.privacy is not None  # a private run does not show who replied
+    reasons = [] if is_expected else [reason for _, reason in result.rejected if reason != LATE_REASON]
     if reasons and all("claims" in reason for reason in reasons):
         raise DivergedError(f"in round {result.round + 1} every reply was rejected: {reasons[0]}; raise federation.max-claimed-examples")
     if diverged and has_malicious_clients:

@@ -1,14 +1,18 @@
 """Client-level differential privacy: options and accounting. The accountant is imported on first use."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from math import inf
+from pathlib import Path
+from secrets import token_bytes
 from typing import Any
 
 from fedsieve.core.aggregation import Aggregator, ClientWeighting
 from fedsieve.core.private_mean import GaussianMechanism
 
+SECRET_BYTES = 32
 RENYI_ORDERS = (*range(2, 33), *range(36, 65, 4), 80, 96, 128)
 """Orders of the Renyi divergence; the bound is exact for integers, and epsilon is the minimum over all orders."""
 
@@ -77,6 +81,26 @@ class Privacy:
     def mechanism(self, cohort: int) -> GaussianMechanism | None:
         """Return the mechanism of the server's mean, or None without privacy."""
         return GaussianMechanism(self.noise_multiplier, self.clip or 1.0, self.gate_clip or 1.0, cohort) if self.noise_multiplier else None
+
+
+def new_secret() -> bytes:
+    """Return a secret of the server, from the entropy of the operating system."""
+    return token_bytes(SECRET_BYTES)
+
+
+def read_secret(path: Path) -> bytes:
+    """Return the secret in a file, which only its owner may read."""
+    try:
+        content, mode = path.read_bytes(), path.stat().st_mode
+    except OSError as error:
+        raise ValueError(
+            f"the secret of the noise and the cohorts, {path}, cannot be read: {error.strerror}; name its file with --secret-file"
+        ) from None
+    if len(content) < SECRET_BYTES:
+        raise ValueError(f"a secret has at least {SECRET_BYTES} random bytes, so that it cannot be guessed; {path} has {len(content)}")
+    if os.name == "posix" and mode & 0o077:
+        raise ValueError(f"{path} can be read by others, and then it is no secret; run chmod 600 {path}, or make a new one")
+    return content
 
 
 def epsilon_by_round(noise: float, delta: float, clients: int, cohort: int, exchanges: int, first: int = 0) -> Iterator[float]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedsieve.core.budgets import floor_of_decimal
 from fedsieve.core.packets import Packet, seed_packet
-from fedsieve.core.random import Draw, derive_key, generator, server_sampler
+from fedsieve.core.random import Draw, derive_key, generator, secret_sampler, secret_words, server_sampler
 from fedsieve.core.reply_validation import ReplyLimits, validate_replies
 from fedsieve.core.types import Algorithm, ClientMemories, ClientMemory, Clock, Exchange, MemorySupport, Objective, Traffic
 
@@ -40,10 +40,16 @@ def cohort_size(num_clients: int, participation: float) -> int:
     return max(1, floor_of_decimal(participation, num_clients))
 
 
-def sample_cohort(clients_with_data: Sequence[int], size: int, seed: int, round: int) -> list[int]:
-    """Return the clients of a round in increasing order, sampled without replacement among those with examples."""
-    num_sampled = min(size, len(clients_with_data))
-    picked = generator(seed, "cohort", round).choice(len(clients_with_data), num_sampled, replace=False)
+def sample_cohort(clients_with_data: Sequence[int], size: int, seed: int, round: int, secret: bytes | None = None) -> list[int]:
+    """Return the clients of a round in increasing order, sampled without replacement among those with examples.
+
+    With differential privacy the sample follows from the server's secret: epsilon assumes that nobody knows who takes part.
+    """
+    num_clients, num_sampled = len(clients_with_data), min(size, len(clients_with_data))
+    if secret is None:
+        picked = generator(seed, "cohort", round).choice(num_clients, num_sampled, replace=False)
+    else:
+        picked = secret_words(secret, num_clients, "cohort", round).argsort(kind="stable")[:num_sampled]
     return sorted(int(clients_with_data[i]) for i in picked)
 
 
@@ -79,18 +85,28 @@ def train(
     server_exchange: Exchange | None = None,
     start_from_seed: bool = True,
     limits: ReplyLimits = ReplyLimits(),  # noqa: B008
+    secret: bytes | None = None,
 ) -> Iterator[RoundResult]:
     """Yield the rounds from `first_round` to `rounds` - 1.
 
     If every client can compute the start (`start_from_seed`), the first downlink is only the seed. Replies that violate `limits` are
     rejected. A round without replies changes nothing. `memories` is what clients kept before the first of these rounds; a client keeps
     something new if its reply is accepted. `server_exchange` trains on examples of the server after every exchange.
+
+    An algorithm with differential privacy needs the server's `secret`, from which noise and cohorts are drawn. Then no seed is sent, and a
+    round without replies adds its noise: what the server does depends only on what it released.
     """
+    is_private = getattr(algorithm, "privacy", None) is not None
+    if is_private != (secret is not None):
+        raise ValueError(
+            "differential privacy draws its noise from a secret of the server: train needs both `secret` and privacy, or neither"
+        )
+    start_from_seed &= not is_private
     memory_support, memories = algorithm.engine_support.memory, {} if memories is None else memories
     num_exchanges, max_cohort = algorithm.workload.exchanges, cohort_size(population.num_clients, participation)
     for round in range(first_round, rounds):
         takes_all = round < algorithm.workload.full_rounds
-        cohort = sample_cohort(population.clients_with_data, population.num_clients if takes_all else max_cohort, seed, round)
+        cohort = sample_cohort(population.clients_with_data, population.num_clients if takes_all else max_cohort, seed, round, secret)
         downlink, uplink = Traffic(), Traffic()
         replied: set[int] = set()
         rejected: list[tuple[int, str]] = []
@@ -103,8 +119,9 @@ def train(
             result = exchange(clock, seed_packet(seed, packet.size) if is_first else packet, cohort, *known)
             result = validate_replies(algorithm, packet, result, cohort, clock, limits, dtype)
             memories = {**memories, **{client: result.memories[client] for client in result.clients if client in result.memories}}
-            if result.replies:
-                server = algorithm.aggregate(server, packet, result.replies, clock, draw)
+            if result.replies or is_private:
+                noise = draw if secret is None else secret_sampler(secret, round, number, dtype, device)
+                server = algorithm.aggregate(server, packet, result.replies, clock, noise)
             if server_exchange is not None:
                 draw = server_sampler(derive_key(seed, "tune"), round, number, dtype, device)
                 packet = algorithm.broadcast(server, clock, draw)
@@ -113,7 +130,7 @@ def train(
             downlink, uplink = downlink + result.downlink, uplink + result.uplink
             replied.update(result.clients)
             rejected += result.rejected
-        if replied or server_exchange is not None:
+        if replied or is_private or server_exchange is not None:
             server = algorithm.end_round(server, Clock(round, rounds, num_exchanges - 1))
         yield RoundResult(round, server, cohort, sorted(replied), rejected, downlink, uplink, memories)
 

@@ -25,6 +25,8 @@ except ImportError:  # Windows
 CONFIG, METRICS, MODEL, SUPPORTS_NPZ, RESULT = "config.toml", "metrics.jsonl", "model.safetensors", "supports.npz", "result.json"
 RUN_INFO, REPORT = "run_info.json", "report.html"
 CHECKPOINTS, SUPPORTS = "checkpoints", "supports.bin"
+SECRET = "privacy.key"
+"""The server's secret of a private run; only its owner may read it."""
 WRITABLE_PROBE = ".writable"
 CHECKSUM_KEY = ', "crc32": "'
 """What separates the metrics of a round from their checksum."""

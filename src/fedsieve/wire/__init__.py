@@ -10,7 +10,7 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from fedsieve.core.packets import Packet
+from fedsieve.core.packets import SCALAR_NAMES, Packet
 from fedsieve.core.quantization import SCALED_CODINGS, Coding, QuantizedField
 from fedsieve.core.random import derive_key
 from fedsieve.core.types import Layout, Traffic
@@ -33,7 +33,6 @@ VERSION = 1
 FIELD_NAMES = ("theta", "gates", "log_alpha", "weights", "gradient", "gate_gradient", "update", "saliency")
 GATE_TRAFFIC_FIELDS = frozenset({"gates", "log_alpha", "gate_gradient"})
 """Fields of gates; all other fields are of weights."""
-SCALAR_NAMES = ("default_gate", "multiplier", "kept_gate", "rotation")
 CHECKSUM_BYTES = 4
 MAX_SIZE = 1 << 31
 NUMPY_DTYPES = {Coding.FLOAT32: "<f4", Coding.FLOAT16: "<f2", Coding.UNIT8: "u1"}
