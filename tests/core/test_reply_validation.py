@@ -78,8 +78,9 @@ def test_a_number_that_is_none_rejects_the_reply(number):
     assert "not finite" in rejected[1]
 
 
-def test_the_largest_float_is_a_number_still():
-    assert screen([Reply(0, packet(torch.full((SIZE,), 3e38)), 1)])[0] == [0]
+def test_numbers_count_up_to_the_limit_at_which_their_squares_overflow():
+    assert screen([Reply(0, packet(torch.full((SIZE,), 9e17)), 1)])[0] == [0]
+    assert "above 1e+18" in screen([Reply(0, packet(torch.full((SIZE,), 3e38)), 1)])[1][0]
 
 
 @pytest.mark.parametrize("examples", [0, -1, 101, 2**70, float("nan")])

@@ -27,6 +27,7 @@ from fedsieve.models.sparse_model import to_safetensors
 from fedsieve.runtime.batched import BatchedEngine
 from fedsieve.runtime.client_data import ClientData
 from fedsieve.runtime.rounds import Population, initial_server, train
+from fedsieve.storage.run_directory import read_metrics
 
 APP = Path(__file__).parents[1] / "deployment" / "federated"
 sys.path.insert(0, str(APP))
@@ -78,7 +79,7 @@ def run_batched(deployment, path, replied=None):
 
 def read_server_output(folder):
     """The model, the packets, the rows of metrics and the result that a server wrote for one algorithm."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = read_metrics(folder)
     packets = json.loads((folder / "packets.json").read_text())
     return (folder / "model.safetensors").read_bytes(), packets, rows, json.loads((folder / "result.json").read_text())
 

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -16,6 +15,10 @@ from fedsieve.core.types import Algorithm, Clock, ExchangeResult, Reply, Stacked
 
 CODE_DTYPES = {Coding.FLOAT32: torch.float32, Coding.FLOAT16: torch.float16, Coding.UNIT8: torch.uint8}
 """Data types of codes; all other codings use int8."""
+MAX_MAGNITUDE = 1e18
+"""Limit of every decoded value, so that sums of squares over a cohort stay finite in single precision."""
+MAX_LEVEL = 128
+"""Largest level of a scaled coding, with its offset."""
 MAX_GATE_MAGNITUDE = 1.01 * LOG_ALPHA_LIMIT
 """Limit of gates and log_alpha in a message, with 1 % for rounding."""
 
@@ -111,9 +114,11 @@ def _find_error(
         return f"a gate is outside its limits: log_alpha stays within +-{LOG_ALPHA_LIMIT:g}"
     scales = [values.scale for values in reply.fields.values() if values.scale is not None]
     floats = [values.codes.numpy(force=True) for values in reply.fields.values() if values.scale is None]
-    few = [number for tensor in (*scales, *reply.scalars.values()) for number in tensor.reshape(-1).tolist()]  # faster than NumPy
-    if not (all(map(isfinite, few)) and all(np.isfinite(codes).all() for codes in floats)):
-        return "a value is not finite"
+    few = [MAX_LEVEL * scale for tensor in scales for scale in tensor.reshape(-1).tolist()]  # lists are faster than NumPy here
+    few += [number for tensor in reply.scalars.values() for number in tensor.reshape(-1).tolist()]
+    few += [extreme for codes in floats for extreme in (codes.min(initial=0), codes.max(initial=0))]  # NaN if one code is
+    if not all(abs(number) <= MAX_MAGNITUDE for number in few):
+        return f"a value is not finite, or above {MAX_MAGNITUDE:g} after decoding"
     if not (min(num_examples) >= 1 and max(num_examples) <= limits.max_claimed_examples):
         return f"it claims {max(num_examples)} examples; between 1 and {limits.max_claimed_examples} may be claimed"
     return None

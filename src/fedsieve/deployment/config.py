@@ -100,6 +100,11 @@ class DeploymentConfig(RunContext):
         """The algorithm's name in the run config."""
         return str(self.settings.get(NAME_KEY, DEFAULT_ALGORITHM))
 
+    @property
+    def has_claim_limit(self) -> bool:
+        """Whether the user limits the number of examples that a client may claim."""
+        return self.reply_limits.max_claimed_examples != ReplyLimits.max_claimed_examples
+
     def min_replies(self, num_asked: int) -> int:
         """Return how many of `num_asked` clients must reply."""
         return max(1, ceil(self.quorum * num_asked - 1e-9))

@@ -11,6 +11,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Any, TypeGuard
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when flwr is first imported
@@ -39,6 +40,9 @@ FLOWER_ERRORS = {
     ErrorCode.NODE_UNAVAILABLE: "its node is offline",
 }
 """Errors that Flower returns for a node without a reply, and how we report them."""
+MAX_ROUNDS = 1 << 31
+MAX_CLAIM_RATIO = 10
+"""Largest number of examples that counts, over the median of those that clients announced: a client cannot outweigh all others."""
 POLL_SECONDS = 0.25
 """Seconds between two requests for replies."""
 
@@ -141,6 +145,8 @@ class FlowerExchange:
         self.deployment = deployment
         self.grid = grid
         self.directory = NodeDirectory(grid)
+        self.max_counted_examples = 1
+        """limit of a client's n_k, set when the clients have announced themselves"""
         self.flower_overhead_down = self.flower_overhead_up = 0
         """bytes that Flower added to the packets so far"""
 
@@ -157,7 +163,9 @@ class FlowerExchange:
                 f"{num_clients - len(missing)} of {num_clients} clients have a node after {seconds:g} s, {needed} are needed; "
                 f"start nodes with partition-id {', '.join(map(str, missing))}{self.directory.errors()}"
             )
-        return [client for client in range(num_clients) if self.directory.num_examples.get(client) != 0]
+        counts = self.directory.num_examples
+        self.max_counted_examples = MAX_CLAIM_RATIO * max(1, int(median([count for count in counts.values() if count] or [1])))
+        return [client for client in range(num_clients) if counts.get(client) != 0]
 
     def __call__(self, clock: Clock, packet: Packet, clients: Sequence[int], memories: ClientMemories = NO_MEMORIES) -> ExchangeResult:
         """Send the packet and collect the replies; below the quorum, ask the clients without a valid reply again."""
@@ -238,7 +246,9 @@ class FlowerExchange:
         sender, num_examples = parse_reply(replies[client])
         if sender != client:
             raise wire.PacketError(f"its node replied for client {sender}")
-        return num_examples
+        if num_examples != (announced := self.directory.num_examples[client]):
+            raise wire.PacketError(f"it claims {num_examples} examples, and announced {announced}; the number is fixed for the run")
+        return num_examples if self.deployment.has_claim_limit else min(num_examples, self.max_counted_examples)
 
     def _check_size(self, data: bytes) -> None:
         """Reject bytes that no reply of this model can have, before they are parsed."""
@@ -317,6 +327,10 @@ class NodeDirectory:
                     raise wire.PacketError("it did not announce which client it serves")
                 client, num_examples = parse_reply(replies[node])
                 example_shape = parse_shape(replies[node])
+                if num_examples != (announced := self.num_examples.get(client, num_examples)):
+                    raise wire.PacketError(
+                        f"client {client} announced {announced} examples before, and {num_examples} now; start a new run"
+                    )
             except wire.PacketError as error:
                 self._node_errors[node] = str(error)
                 continue
@@ -362,11 +376,14 @@ def clock_record(clock: Clock, memory: ClientMemory | None) -> ConfigRecord:
 
 def parse_clock(message: Message) -> Clock:
     """Return the clock of a broadcast."""
-    record = message.content.config_records["clock"]
+    record = message.content.config_records.get("clock", ConfigRecord()) if message.has_content() else ConfigRecord()
     fields = {name: value for name in Clock._fields if is_count(value := record.get(name))}
     if len(fields) < len(Clock._fields):
         raise wire.PacketError("the broadcast lacks its clock")
-    return Clock(**fields)
+    clock = Clock(**fields)
+    if not clock.round < clock.num_rounds <= MAX_ROUNDS or clock.exchange >= MAX_ROUNDS:
+        raise wire.PacketError(f"the clock of the broadcast is impossible: {clock}")
+    return clock
 
 
 def is_count(value: object) -> TypeGuard[int]:

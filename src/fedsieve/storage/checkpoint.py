@@ -71,10 +71,23 @@ class Checkpoint(NamedTuple):
         return _rebuild(template, {**self.tensors, **self.scalars})
 
 
+def find_non_finite(server: Any) -> str | None:
+    """The first field of a server state that holds a number that is not finite, or None."""
+    for name, value in _leaves(server):
+        if not bool(torch.isfinite(torch.as_tensor(value)).all() if isinstance(value, (Tensor, float)) else True):
+            return name
+    return None
+
+
 def save(
     folder: Path, rounds_done: int, server: Any, settings: Mapping[str, Any], memories: Mapping[int, ClientMemory] = MappingProxyType({})
 ) -> Path:
-    """Write a checkpoint and keep the previous one. If an OSError is raised, the existing checkpoints are unchanged."""
+    """Write a checkpoint and keep the previous one. If an error is raised, the existing checkpoints are unchanged."""
+    if (field := find_non_finite(server)) is not None:
+        raise CheckpointError(
+            f"the state after round {rounds_done} is not stored, because its {field} is not finite and no resumed run could use it; "
+            f"the last finite checkpoint is kept, resume from it with a lower learning rate or a robust aggregator"
+        )
     content = encode(rounds_done, server, settings, memories)
     if not folder.is_dir():
         folder.mkdir(parents=True)
@@ -152,6 +165,9 @@ def decode(content: bytes) -> Checkpoint:
     is_valid = type(rounds) is int and rounds >= 0
     if not (is_valid and isinstance(settings, dict) and isinstance(scalars, dict)) or tensors.keys() & scalars.keys():
         raise CheckpointError("its rounds, settings or state are invalid")
+    for name, array in tensors.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise CheckpointError(f"its {name} is not finite")
     memories = _decode_memories(metadata.get("memories", {}), tensors)
     return Checkpoint(
         rounds, settings, {name: tensor for name, tensor in tensors.items() if not name.startswith(MEMORY_PREFIX)}, scalars, memories

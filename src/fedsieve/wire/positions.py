@@ -13,6 +13,8 @@ import numpy as np
 KIND_SEED, KIND_DENSE, KIND_SUBSET, KIND_DIFF, KIND_LIST = range(5)
 BITMAP_MARKER = 255
 MAX_RICE_PARAMETER = 31
+CHUNK = 1 << 12
+"""Bytes or positions that are unpacked at once, so that decoding needs little memory beyond its result."""
 
 
 class PacketError(ValueError):
@@ -82,13 +84,18 @@ def _plan_subset(indices: np.ndarray, size: int) -> tuple[int, Callable[[], byte
         return 0, bytes
     gaps = indices.copy()
     gaps[1:] -= indices[:-1] + 1
-    typical = max(int(log2(max(size / count * 0.6931, 1.0))), 0)
-    candidates = np.arange(max(typical - 1, 0), min(typical + 2, MAX_RICE_PARAMETER) + 1)
+    candidates = np.array(rice_parameters(count, size))
     bits = np.add.reduce(gaps >> candidates[:, None], axis=1) + count * (1 + candidates)
     best = int(bits.argmin())
     bitmap, rice = (size + 7) // 8, (int(bits[best]) + 7) // 8
     parameter = BITMAP_MARKER if bitmap <= rice else int(candidates[best])
     return 1 + min(bitmap, rice), partial(_encode_subset, indices, gaps, size, parameter)
+
+
+def rice_parameters(count: int, size: int) -> range:
+    """Return the parameters for `count` of `size` positions, near the typical gap; another one would only lengthen the packet."""
+    typical = max(int(log2(max(size / count * 0.6931, 1.0))), 0)
+    return range(max(typical - 1, 0), min(typical + 2, MAX_RICE_PARAMETER) + 1)
 
 
 def _encode_subset(indices: np.ndarray, gaps: np.ndarray, size: int, parameter: int) -> bytes:
@@ -131,28 +138,51 @@ def read_subset(reader: Reader, count: int, size: int) -> np.ndarray:
     parameter = reader.read(1, "coding of positions")[0]
     if parameter == BITMAP_MARKER:
         bits = np.unpackbits(np.frombuffer(reader.read((size + 7) // 8, "bitmap"), np.uint8))
+        if (num_marked := int(np.count_nonzero(bits))) != count:
+            raise PacketError(f"the bitmap marks {num_marked} positions, {count} were expected")
         indices = np.flatnonzero(bits)
-        if len(indices) != count or indices[-1] >= size:
-            raise PacketError(f"the bitmap marks {len(indices)} positions, {count} were expected")
+        if indices[-1] >= size:
+            raise PacketError(f"the bitmap marks position {indices[-1]}, which is not below {size}")
         return indices
-    if parameter > MAX_RICE_PARAMETER:
-        raise PacketError(f"Rice parameter {parameter} is more than {MAX_RICE_PARAMETER}")
+    if parameter not in (allowed := rice_parameters(count, size)):
+        raise PacketError(f"Rice parameter {parameter} is not near the typical gap, {allowed[0]} to {allowed[-1]}")
     longest = (size >> parameter) + count + count * parameter
-    available = reader.data[reader.position : reader.position + (longest + 7) // 8]
-    bits = np.unpackbits(np.frombuffer(available, np.uint8))
-    ones = np.flatnonzero(bits)[:count]
-    if len(ones) < count:
-        raise PacketError(f"truncated: {len(ones)} of {count} positions")
-    unary = int(ones[-1]) + 1
+    data = np.frombuffer(reader.data, np.uint8)[reader.position : reader.position + (longest + 7) // 8]
+    indices = _read_unary(data, count)
+    unary = int(indices[-1]) + 1
     total = unary + count * parameter
-    if total > len(bits):
+    if total > 8 * len(data):
         raise PacketError("truncated: positions end early")
-    quotients = np.diff(ones, prepend=-1) - 1
-    low = bits[unary:total].reshape(count, parameter) @ (1 << np.arange(parameter, dtype=np.int64))
-    indices = np.cumsum((quotients << parameter) + low + 1) - 1
+    for start in reversed(range(0, count, CHUNK)):
+        part = indices[start : start + CHUNK]
+        part[start == 0 :] -= indices[max(start - 1, 0) : start + len(part) - 1] + 1  # from the last to the first: quotients of the gaps
+        part <<= parameter
+        low = _read_bits(data, unary + start * parameter, len(part) * parameter).reshape(len(part), parameter)
+        for bit in range(parameter):
+            part += low[:, bit].astype(np.int64) << bit
+    indices += 1
+    np.cumsum(indices, out=indices)
+    indices -= 1
     if indices[-1] >= size:
         raise PacketError(f"position {indices[-1]} is not below {size}")
-    if bits[total : (total + 7) // 8 * 8].any():
+    if _read_bits(data, total, -total % 8).any():
         raise PacketError("padding is not zero")
     reader.position += (total + 7) // 8
     return indices
+
+
+def _read_unary(data: np.ndarray, count: int) -> np.ndarray:
+    """Return the positions of the first `count` one bits; parts of the data are unpacked one after the other."""
+    found, num_found = np.empty(count, np.int64), 0
+    for start in range(0, len(data), CHUNK):
+        ones = np.flatnonzero(np.unpackbits(data[start : start + CHUNK]))[: count - num_found]
+        np.add(ones, 8 * start, out=found[num_found : num_found + len(ones)])
+        num_found += len(ones)
+        if num_found == count:
+            return found
+    raise PacketError(f"truncated: {num_found} of {count} positions")
+
+
+def _read_bits(data: np.ndarray, start: int, num_bits: int) -> np.ndarray:
+    """Return bits from position `start` on."""
+    return np.unpackbits(data[start // 8 : (start + num_bits + 7) // 8])[start % 8 : start % 8 + num_bits]
