@@ -1,5 +1,6 @@
 """The command `fedsieve data`: list, show, fetch and check the data sets. Only `show` imports torch."""
 
+import sys
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -9,7 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 
 from fedsieve.data.cifar10 import BINARY_FILES, PYTHON_FILES, SHEET_FILES
-from fedsieve.data.downloads import DataError, DataFile, checksum_ok, default_folder, fetch, find_file
+from fedsieve.data.downloads import DataError, DataFile, checksum_ok, default_folder, fetch, file_sha256, find_file
 from fedsieve.data.federated_dataset import label_counts
 from fedsieve.data.heart import HEART_FILES
 from fedsieve.data.mnist import EMNIST_FILES, MNIST_FILES, QMNIST_FILES
@@ -108,6 +109,10 @@ def fetch_(task: RealTask, *, path: Path | None = None) -> int:  # pyright: igno
             targets = fetch(files, folder, lambda done, total, job=job, bar=bar: bar.update(job, completed=done, total=total or None))
         for data_file, target in zip(files, targets, strict=True):
             print(f"{data_file.name}: {target}")
+            if not data_file.sha256:
+                print(
+                    f"note: no checksum is known for it; compare its SHA-256 with a copy you trust: {file_sha256(target)}", file=sys.stderr
+                )
     if not DATASET_FILES[task]:
         print(f"{task} is part of scikit-learn; there is nothing to download")
     return 0
