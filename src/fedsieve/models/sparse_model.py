@@ -245,7 +245,7 @@ def _parse_field(name: str, value: Any) -> Any:
     is_list = name in ("classes", "features")
     if not isinstance(value, list if is_list else str) or not all(isinstance(entry, str) for entry in value):
         raise ModelError(f"{name} must be {'a list of names' if is_list else 'text'}; got {type(value).__name__}")
-    if name == "factory" and not FACTORY_PATTERN.fullmatch(value):
+    if name == "factory" and not FACTORY_PATTERN.fullmatch(str(value)):
         raise ModelError(f"factory must be PACKAGE.MODULE:FACTORY; got {value[:80]!r}")
     return tuple(value) if is_list else value
 
