@@ -117,7 +117,7 @@ def decode_peak(data: bytes, count: int, size: int) -> tuple[int, int]:
     """Return the peak of memory while positions are decoded, and the bytes of the result (0 if they are refused)."""
     tracemalloc.start()
     try:
-        result = positions._read_subset(positions.Reader(data), count, size).nbytes
+        result = positions.read_subset(positions.Reader(data), count, size).nbytes
     except wire.PacketError:
         result = 0
     peak = tracemalloc.get_traced_memory()[1]
@@ -147,4 +147,4 @@ def test_honest_positions_are_decoded_with_little_memory(count):
 def test_a_parameter_far_from_the_typical_gap_is_refused():
     data = crafted_subset(31, 100_000, 400_000)
     with pytest.raises(wire.PacketError, match="Rice parameter 31 is not near the typical gap"):
-        positions._read_subset(positions.Reader(data), 100_000, 1_000_000)
+        positions.read_subset(positions.Reader(data), 100_000, 1_000_000)
