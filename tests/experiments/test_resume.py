@@ -97,14 +97,16 @@ def everything(folder):
         ["--algorithm", "fed-avg"],
         ["--federation.server-examples", "20"],
         ["--failures.dropout", "0.4", "--failures.malicious-fraction", "0.3", "--federation.aggregator", "median"],
-        ["--privacy.clip", "1", "--privacy.noise-multiplier", "1"],
+        ["--privacy.clip", "1", "--privacy.noise-multiplier", "1", "--secret-file", "secret"],
     ],
 )
 def test_an_interrupted_run_resumes_to_the_same_bits(words, tmp_path, capsys):
+    (tmp_path / "secret").write_bytes(bytes(range(32)))
+    (tmp_path / "secret").chmod(0o600)
     assert train(*QUICK, *words, "--out", "whole") == 0
     assert breaking_off(3, *words, "--out", "half") == 130
     assert "go on with: fedsieve train --resume half" in capsys.readouterr().err
-    assert train("--resume", "half") == 0
+    assert train("--resume", "half", *(words[-2:] if "--secret-file" in words else ())) == 0
     assert "3 of 6 rounds are done, going on" in capsys.readouterr().err
     assert left(tmp_path / "half") == left(tmp_path / "whole")
     assert [row["round"] for row in run_directory.read_metrics(tmp_path / "half")] == [1, 2, 3, 4, 5, 6]

@@ -58,7 +58,7 @@ def test_every_algorithm_resumes_from_a_checkpoint_to_the_same_bits(algorithm_na
 
 
 def test_a_state_is_restored_with_every_bit_and_type(tmp_path):
-    odd = torch.tensor([-0.0, 5e-324, float("inf")], dtype=torch.float64)
+    odd = torch.tensor([-0.0, 5e-324, 1.7976931348623157e308], dtype=torch.float64)
     before = State(odd, Inner(-3, 0.1 + 0.2, torch.tensor(1e-45)), None)
     checkpoint.save(tmp_path, 1, before, {})
     after = checkpoint.latest(tmp_path).restore(

@@ -173,6 +173,8 @@ def read_subset(reader: Reader, count: int, size: int) -> np.ndarray:
 
 def _read_unary(data: np.ndarray, count: int) -> np.ndarray:
     """Return the positions of the first `count` one bits; parts of the data are unpacked one after the other."""
+    if count > 8 * len(data):
+        raise PacketError(f"truncated: {count} positions need as many bits, {8 * len(data)} are left")
     found, num_found = np.empty(count, np.int64), 0
     for start in range(0, len(data), CHUNK):
         ones = np.flatnonzero(np.unpackbits(data[start : start + CHUNK]))[: count - num_found]
