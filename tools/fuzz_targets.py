@@ -123,7 +123,7 @@ LABELS = np.array([mnist.LABELS_MAGIC, 3], ">i4").tobytes() + bytes((1, 2, 3))
 TOPICS = b"0,3 1:0.5 7:0.25 47236:1\n5 2:1\n"
 TABLE = b"a,site,y\n1,s,2\n-3e2,t,4.5\n"
 ROUNDS = 2 * run_log.encode_round(np.arange(3), np.zeros(20))
-METRICS = b"".join(run_directory.encode_metrics({"round": number, "seconds": 0.25 + number / 4}) for number in (1, 2))
+METRICS = b"".join(run_directory.encode_metrics({"round": n, "bytes_up": 7, "bytes_down": 9, "seconds": n / 4}) for n in (1, 2))
 TARGETS = {
     "config": Target(
         [run_directory.to_toml(resolve(RunConfig(rounds=2)).settings_dict).encode(), b'task = "mc"\n[data]\nnum-examples = 5\n'],
