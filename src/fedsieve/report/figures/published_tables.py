@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from fedsieve.experiments.compare import mean_and_sd
 from fedsieve.report.figures import style
 from fedsieve.report.figures.style import FigureWriter
 from fedsieve.report.published_tables import POOLED_TRAINING, TABLES, PublishedTable
@@ -42,9 +41,9 @@ def _entry(name: str, table: PublishedTable, row: str, role: str, round: int, gr
         "measure": table.measure,
         "round": round,
         "published": TO_BE_DONE if role == THEIRS and published is None else published,
-        "measured": mean_and_sd([value for value, _ in done]) if group else NOT_RUN,
+        "measured": results.mean_and_sd([value for value, _ in done]) if group else NOT_RUN,
         BYTES_THEIRS: table.bytes_until(round) if role == THEIRS and row != POOLED_TRAINING else None,
-        BYTES_HERE: mean_and_sd([num_bytes for _, num_bytes in done]) if group else None,
+        BYTES_HERE: results.mean_and_sd([num_bytes for _, num_bytes in done]) if group else None,
         "finished": f"{len(done)}/{len(group)}",
     }
 
