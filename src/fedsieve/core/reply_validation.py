@@ -116,7 +116,7 @@ def _find_error(
     floats = [values.codes.numpy(force=True) for values in reply.fields.values() if values.scale is None]
     few = [MAX_LEVEL * scale for tensor in scales for scale in tensor.reshape(-1).tolist()]  # lists are faster than NumPy here
     few += [number for tensor in reply.scalars.values() for number in tensor.reshape(-1).tolist()]
-    few += [extreme for codes in floats for extreme in (codes.min(initial=0), codes.max(initial=0))]  # NaN if one code is
+    few += [extreme for codes in floats for extreme in (float(codes.min(initial=0)), float(codes.max(initial=0)))]  # NaN if one is
     if not all(abs(number) <= MAX_MAGNITUDE for number in few):
         return f"a value is not finite, or above {MAX_MAGNITUDE:g} after decoding"
     if not (min(num_examples) >= 1 and max(num_examples) <= limits.max_claimed_examples):

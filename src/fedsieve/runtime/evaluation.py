@@ -95,7 +95,7 @@ def raise_if_diverged(algorithm: BaseAlgorithm, result: RoundResult, parameters:
             f"diverged in round {result.round + 1}: federation.aggregator {algorithm.aggregator} did not withstand the malicious clients; "
             f"use a robust --federation.aggregator"
         )
-    if diverged and (reason := algorithm.divergence_reason(result.server)) is not None:
+    if (diverged or reasons) and (reason := algorithm.divergence_reason(result.server)) is not None:
         raise DivergedError(f"diverged in round {result.round + 1}: {reason}")
     if diverged or reasons:
         exchanges_gradients = algorithm.workload.exchanges > 1
