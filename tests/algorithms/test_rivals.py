@@ -94,14 +94,15 @@ def test_sign_ht_sends_signs_and_keeps_the_residual_at_the_server():
     theta = initial_weights()
     sent = theta * top(theta, M)
     torch.testing.assert_close(packet.field_dense("weights", torch.float64), sent)
-    mean = torch.zeros(F, dtype=torch.float64)
+    mean, square = torch.zeros(F, dtype=torch.float64), 0.0
     for client, weight in enumerate((0.75, 0.25)):
         update = local_sgd(sent, client) - sent
         kept = top(update, 6)
         magnitude = rounded((update.abs() * kept).sum() / 6)
         torch.testing.assert_close(replies[client].packet.field_dense("update", torch.float64), magnitude * update.sign() * kept)
         mean += weight * magnitude * update.sign() * kept
-    expected = sent + 2.0 * mean + 0.5 * (theta - sent)
+        square += weight * 6 * magnitude**2
+    expected = sent + 2.0 * mean * square**0.5 / mean.norm() + 0.5 * (theta - sent)  # as long as the updates
     torch.testing.assert_close(after.weights, expected)
 
 

@@ -169,7 +169,8 @@ def test_fifty_runs_stay_below_six_megabytes_and_lose_no_row_of_the_overview(run
         shutil.copytree(runs / ("lr", "mc", "digits")[i % 3], place)
         lines = (place / "metrics.jsonl").read_text().splitlines()
         rows = [json.loads(lines[t % len(lines)]) | {"round": t + 1} for t in range(100)]
-        (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        rows = [{name: value for name, value in row.items() if name != "crc32"} for row in rows]
+        (place / "metrics.jsonl").write_bytes(b"".join(map(run_directory.encode_metrics, rows)))
         trace = np.load(place / "supports.npz")
         run_directory.write_supports(place, **{name: np.repeat(trace[name], 25, axis=0) for name in ("supports", "gate_histogram")})
     assert main(["report", str(tmp_path / "many")]) == 0

@@ -57,10 +57,11 @@ class ErrorFeedback(BaseAlgorithm, ABC):
         mask = (packet.support_mask(update.dtype) > 0).expand_as(update)
         return sparse_packet(topk.mask_to_indices(mask), {"update": update}, self.bits, draw)
 
-    def apply_update(self, weights: Float[Tensor, " p"], packet: Packet, update: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
-        """Return sent + server_rate * update + residual_decay * (weights - sent)."""
+    def apply_update(self, weights: Float[Tensor, " p"], packet: Packet, update: Float[Tensor, " p"], clock: Clock) -> Float[Tensor, " p"]:
+        """Return sent + server_rate * update + residual_decay * (weights - sent); the rate is 1 after the search."""
         sent = packet.field_dense("weights", weights.dtype)
-        return sent + self.server_learning_rate * update + self.residual_decay * (weights - sent)
+        rate = self.server_learning_rate if self.is_searching(clock) else 1.0
+        return sent + rate * update + self.residual_decay * (weights - sent)
 
     def aggregate_updates(
         self, packet: Packet, replies: Sequence[Reply], like: Float[Tensor, " p"], clock: Clock, draw: Draw

@@ -142,7 +142,7 @@ class Sieve(ErrorFeedback):
     def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
         """theta <- sent + server_rate * mean update + residual_decay * (theta - sent); then the dual, by bisection."""
         mean = self.aggregate_updates(packet, replies, server.weights, clock, draw)
-        weights = self.apply_update(server.weights, packet, mean["update"])
+        weights = self.apply_update(server.weights, packet, mean["update"], clock)
         mask = self.support_mask(weights, server.log_alpha, server.layout, clock)
         gate_means = torch.cat((mean["kept_gate"], mean["default_gate"]))
         shift = torch.zeros_like(server.multiplier)

@@ -48,7 +48,7 @@ class SignHT(ErrorFeedback):
     learning_rate: float = 2.0
     batch_size: int | Literal["all"] = 64
     client_weighting: ClientWeighting = field(default=ClientWeighting.SQRT, metadata={"section": "federation"})
-    server_learning_rate: float = 3.0
+    server_learning_rate: float = 2.0
     reply_entries: float = 2.0
     """k: number of signs in a reply while searching, relative to m"""
 
@@ -92,8 +92,8 @@ class SignHT(ErrorFeedback):
 
     def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
         """theta <- sent + server_rate * mean update + residual_decay * (theta - sent)."""
-        update = self.aggregate_replies(packet, replies, server.weights, clock, draw)["update"]
-        return server._replace(weights=self.apply_update(server.weights, packet, update))
+        update = self.aggregate_updates(packet, replies, server.weights, clock, draw)["update"]
+        return server._replace(weights=self.apply_update(server.weights, packet, update, clock))
 
     def parameters(self, server: Server) -> Float[Tensor, " p"]:
         """Return the m largest weights."""

@@ -27,7 +27,17 @@ COMMON_OPTIONS = {
     "algorithm": ("batch_size", "local_steps", "learning_rate", "step_rule", "bits"),
 }
 """The options of sections that --help shows; --help-all shows all."""
-RARE_OPTIONS = ("engine", "precision", "threads", "byte_counting", "evaluate_on", "centralized", "centralized_steps", "trust", "secret_file")
+RARE_OPTIONS = (
+    "engine",
+    "precision",
+    "threads",
+    "byte_counting",
+    "evaluate_on",
+    "centralized",
+    "centralized_steps",
+    "trust",
+    "secret_file",
+)
 """The options outside sections that --help does not show."""
 SWITCH = {"negative": "", "show_default": False}
 
