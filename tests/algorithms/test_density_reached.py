@@ -20,7 +20,7 @@ def final_densities(config):
 
 @pytest.mark.usefixtures("few_test_rows")
 @pytest.mark.parametrize("density", [0.5, 0.02])
-@pytest.mark.parametrize("rounds", [3, 10, 40])
+@pytest.mark.parametrize("rounds", [3, 10, pytest.param(40, marks=pytest.mark.long)])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_density_reached_does_not_depend_on_the_number_of_rounds(algorithm, rounds, density):
     data, federation = Synthetic(num_examples=400, num_features=100), FederationConfig(clients=10, participation=0.4)

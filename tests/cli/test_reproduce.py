@@ -54,7 +54,7 @@ def test_every_published_cell_has_a_cell_in_its_study():
             assert any(all(label[key] == value for key, value in wanted.items()) for label in labels), cell
 
 
-@pytest.mark.parametrize("scale", ScaleName)
+@pytest.mark.parametrize("scale", [pytest.param(scale, marks=[pytest.mark.long] * (scale is ScaleName.PAPER)) for scale in ScaleName])
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_study_can_be_built_at_every_scale(name, scale):
     if name in TUNED_STUDIES:
@@ -67,6 +67,7 @@ def test_every_study_can_be_built_at_every_scale(name, scale):
     assert all(job.settings["seed"] < 100 for job in jobs), "seeds from 100 were used for tuning"
 
 
+@pytest.mark.long
 def test_the_whole_paper_in_small(tmp_path):
     words = [sys.executable, "-m", "fedsieve", "reproduce", "all", "--scale", "smoke", "--out", str(tmp_path)]
     done = subprocess.run(

@@ -39,6 +39,7 @@ def noisy_line(rng):
     return x, x[:, 0] + 3 * rng.normal(size=300)
 
 
+OFTEN_USED = ("sieve", "flops-pa", "fed-avg", "fed-round-ht", "sign-ht")
 TABLES = (separable_classes, heavy_tails, noisy_classes, noisy_line)
 
 
@@ -58,7 +59,7 @@ def test_a_loss_above_that_of_the_zero_model_counts_as_that(name):
 
 
 @pytest.mark.parametrize("table", TABLES)
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name not in OFTEN_USED)) for name in ALGORITHMS])
 def test_no_algorithm_diverges_on_a_table_of_its_user(tmp_path, name, table):
     x, y = table(np.random.default_rng(7))
     np.savez(tmp_path / "table.npz", x=x.astype(np.float32), y=y)

@@ -16,7 +16,7 @@ def restore_test_size(few_test_rows):
     """The recorder shrinks the test sets of generated tasks; monkeypatch gives them back."""
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [pytest.param(engine, marks=[pytest.mark.long] * (engine == "loop")) for engine in ENGINES])
 @pytest.mark.parametrize("case", RECORD["double"])
 def test_a_run_in_double_precision_repeats_the_record(case, engine):
     recorded, found = RECORD["double"][case], record_behaviour.record_run(*case.split(), engine)
