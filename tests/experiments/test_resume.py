@@ -303,6 +303,7 @@ def survived(how, count, place):
     return json.loads(done.stdout)
 
 
+@pytest.mark.long
 def test_a_run_survives_kill_9_at_random_points(tmp_path):
     assert survived("random", 20, tmp_path)["kills"] >= 20
 

@@ -13,6 +13,7 @@ from fedsieve.experiments.resolve import resolve
 from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
 from fedsieve.objectives.linear import Linear, Loss
+from helpers.algorithms import SOME_ALGORITHMS
 
 
 def separable_classes(rng):
@@ -39,7 +40,6 @@ def noisy_line(rng):
     return x, x[:, 0] + 3 * rng.normal(size=300)
 
 
-OFTEN_USED = ("sieve", "flops-pa", "fed-avg", "fed-round-ht", "sign-ht")
 TABLES = (separable_classes, heavy_tails, noisy_classes, noisy_line)
 
 
@@ -59,7 +59,7 @@ def test_a_loss_above_that_of_the_zero_model_counts_as_that(name):
 
 
 @pytest.mark.parametrize("table", TABLES)
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name not in OFTEN_USED)) for name in ALGORITHMS])
+@pytest.mark.parametrize("name", SOME_ALGORITHMS)
 def test_no_algorithm_diverges_on_a_table_of_its_user(tmp_path, name, table):
     x, y = table(np.random.default_rng(7))
     np.savez(tmp_path / "table.npz", x=x.astype(np.float32), y=y)
