@@ -282,7 +282,7 @@ class CatchUp(NamedTuple):
     messages: Callable[[Any, int, Draw], list[Packet]]
     """(server, first missed round, draw) -> messages with the field `update`"""
     receive: Callable[[Packet, Tensor], Packet]
-    """(such a message, the model that the client received last) -> the broadcast that the message stands for"""
+    """(catch-up message, the model that the client received last) -> the broadcast of this round"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,13 +66,13 @@ def store_memory(
 
 
 def memory_bytes(algorithm: Algorithm, layout: Layout, num_clients: int, dtype: torch.dtype) -> int:
-    """Return the bytes of the memories of so many clients: clients x vectors x p x bytes of a number."""
+    """Return the size in bytes of the vectors that `num_clients` clients keep: clients x vectors x p x bytes per number."""
     support = algorithm.engine_support.memory
     return 0 if support is None else num_clients * len(support.names) * layout.size * dtype.itemsize
 
 
 def require_memory(algorithm: Algorithm, layout: Layout, num_clients: int, dtype: torch.dtype) -> None:
-    """Raise ValueError if what so many clients keep does not fit into this machine's memory."""
+    """Raise ValueError if the vectors that `num_clients` clients keep do not fit into this machine's memory."""
     needed, available = memory_bytes(algorithm, layout, num_clients, dtype), physical_memory()
     if needed > available:
         raise ValueError(

@@ -42,7 +42,7 @@ class RunContext:
         return self.support.replies_have_equal_length(self.objective.layout)
 
     def receive(self, packet: Packet, clock: Clock, memory: ClientMemory | None) -> Packet:
-        """Return the broadcast that a message stands for; a catch-up message builds on the client's memory, or on the seed without one."""
+        """Return the broadcast that a client reconstructs from a message; a catch-up message is added to the model that the client has."""
         catch_up = None if self.support.memory is None else self.support.memory.catch_up
         if catch_up is None or "update" not in packet.fields:
             return self.resolve_seed(packet, clock)
