@@ -23,7 +23,7 @@ from torch import Tensor
 from fedsieve.algorithms.base import DENSITY_SCHEDULE_OPTIONS, BaseAlgorithm, project_to_budget
 from fedsieve.algorithms.option_rules import require_at_least, require_fraction
 from fedsieve.core import budgets, topk
-from fedsieve.core.aggregation import Aggregator, ClientWeighting, client_weights
+from fedsieve.core.aggregation import Aggregator, ClientWeighting
 from fedsieve.core.optimizers import Moments, initial_moments
 from fedsieve.core.packets import Packet, sparse_packet
 from fedsieve.core.random import Draw
@@ -142,9 +142,8 @@ class FedDST(BaseAlgorithm):
 
     def holder_share(self, replies: Sequence[Reply], like: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
         """Return the sum of the client weights of those replies that have each model weight."""
-        weights = client_weights(tuple(reply.num_examples for reply in replies), self.client_weighting, like.dtype, like.device)
         share = torch.zeros_like(like)
-        for reply, weight in zip(replies, weights, strict=True):
+        for reply, weight in zip(replies, self.reply_weights(replies, like), strict=True):
             share += weight * reply.packet.support_mask(like.dtype)
         return share
 
