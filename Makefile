@@ -19,7 +19,7 @@ $(DEV): $(CORE)
 	touch $(DEV)
 
 demo: $(CORE)
-	$(BIN)/fedsieve train
+	$(BIN)/fedsieve demo
 
 lint: $(DEV)
 	$(BIN)/ruff format --check src tests benchmarks tools
