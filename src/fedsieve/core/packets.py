@@ -1,6 +1,6 @@
 """A message before it is encoded as bytes: which entries of a vector it holds, and their rounded values."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -57,6 +57,8 @@ class Packet(NamedTuple):
     scalars: dict[str, Float[Tensor, "*k"]]
     seed: int | None = None
     """only in the first downlink: server and clients draw the same initial weights from it (decision E7)"""
+    buffers: Mapping[int, Float[Tensor, "*k _b"]] = {}
+    """values of the model's buffers that the receiver does not know, by the number of the buffer; float32"""
 
     def field_dense(self, field: str, dtype: torch.dtype, default: Tensor | float = 0.0) -> Tensor:
         """The field as a full vector, with `default` off the support."""
@@ -76,10 +78,6 @@ class Packet(NamedTuple):
         """The vector on the support, 0 elsewhere."""
         return vector if self.support is None else torch.zeros_like(vector).scatter_(0, self.support, vector[self.support])
 
-    def scalar(self, name: str, dtype: torch.dtype) -> Tensor:
-        """A scalar in working precision."""
-        return self.scalars[name].to(dtype)
-
     def unstack(self) -> list["Packet"]:
         """The packets of a stack."""
         columns = {name: _unstack_field(values) for name, values in self.fields.items()}
@@ -92,9 +90,19 @@ class Packet(NamedTuple):
                 supports[i],
                 {name: rows[i] for name, rows in columns.items()},
                 {name: rows[i] for name, rows in scalars.items()},
+                buffers={number: values[i] for number, values in self.buffers.items()},
             )
             for i in range(count)
         ]
+
+    def rows(self, indices: Sequence[int]) -> "Packet":
+        """Some packets of a stack, as a stack."""
+        chosen = torch.as_tensor(indices, dtype=torch.int64)
+        fields = {
+            name: QuantizedField(v.codes[chosen], None if v.scale is None else v.scale[chosen], v.coding) for name, v in self.fields.items()
+        }
+        support = None if self.support is None else self.support[chosen]
+        return Packet(self.size, support, fields, {name: value[chosen] for name, value in self.scalars.items()})
 
     def unsqueeze(self) -> "Packet":
         """A packet as a stack of one."""
@@ -102,7 +110,8 @@ class Packet(NamedTuple):
             name: QuantizedField(v.codes[None], None if v.scale is None else v.scale[None], v.coding) for name, v in self.fields.items()
         }
         scalars = {name: value[None] for name, value in self.scalars.items()}
-        return Packet(self.size, None if self.support is None else self.support[None], fields, scalars)
+        buffers = {number: values[None] for number, values in self.buffers.items()}
+        return Packet(self.size, None if self.support is None else self.support[None], fields, scalars, buffers=buffers)
 
     @property
     def stack_size(self) -> int:
@@ -113,7 +122,7 @@ class Packet(NamedTuple):
     def schema(self) -> tuple[Any, ...]:
         """What all packets of a stack share: names, codings and the number of values."""
         fields = ((name, values.coding, values.codes.shape[-1]) for name, values in self.fields.items())
-        return self.size, self.support is None, *fields, *self.scalars
+        return self.size, self.support is None, *fields, *self.scalars, *self.buffers
 
 
 def _unstack_field(field: QuantizedField) -> list[QuantizedField]:
@@ -134,7 +143,8 @@ def concatenate(stacks: Sequence[Packet]) -> Packet | None:
         fields[name] = QuantizedField(torch.cat([part.codes for part in parts]), scale, values.coding)
     scalars = {name: torch.cat([stack.scalars[name] for stack in stacks]) for name in first.scalars}
     support = None if first.support is None else torch.cat([stack.support for stack in stacks if stack.support is not None])
-    return Packet(first.size, support, fields, scalars)
+    buffers = {number: torch.cat([stack.buffers[number] for stack in stacks]) for number in first.buffers}
+    return Packet(first.size, support, fields, scalars, buffers=buffers)
 
 
 def seed_packet(seed: int, size: int) -> Packet:

@@ -7,8 +7,9 @@ client get the same numbers, in any order.
 
 import sys
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import blake2b, shake_256
+from typing import Any
 
 import numpy as np
 import torch
@@ -106,15 +107,22 @@ def client_sampler(
     coordinates: Callable[[], Int64[np.ndarray, " n"]] | None = None,
 ) -> Draw:
     """The noise of one step for a stack of clients; `coordinates` returns the global coordinates of a restricted vector."""
-
     is_native = dtype is torch.float32 and str(device) == "cpu"
+    conversion = {} if is_native else {"dtype": dtype, "device": device}
+    return partial(_draw_for_clients, (seed, round, exchange, step), clients, coordinates, conversion)
 
-    def draw(purpose: str, size: int) -> Tensor:
-        base = derive_key(seed, purpose, round, exchange, step)
-        noise = torch.from_numpy(uniforms(base, clients, size if coordinates is None else coordinates()))
-        return noise if is_native else noise.to(device=device, dtype=dtype)
 
-    return draw
+def _draw_for_clients(
+    path: tuple[int, int, int, int],
+    clients: Sequence[int],
+    coordinates: Callable[[], Int64[np.ndarray, " n"]] | None,
+    conversion: dict[str, Any],
+    purpose: str,
+    size: int,
+) -> Float[Tensor, "k n"]:
+    seed, *position = path
+    noise = torch.from_numpy(uniforms(derive_key(seed, purpose, *position), clients, size if coordinates is None else coordinates()))
+    return noise.to(**conversion) if conversion else noise
 
 
 def server_sampler(seed: int, round: int, exchange: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Draw:

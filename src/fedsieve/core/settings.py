@@ -12,12 +12,16 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 Settings = TypeVar("Settings")
 ALGORITHM_KEY = "algorithm"
 """The key of the algorithm's name, which is `name` in the section of its options."""
+TOPOLOGY_KEY = "topology.name"
+"""The key of --topology NAME."""
 TYPE_NAMES = {int: "a whole number", float: "a number", str: "a word", bool: "true or false", Path: "a path"}
 
 
 def normalize_key(key: str) -> str:
-    """Return the key of a setting that is written with hyphens, or of the algorithm's name."""
+    """Return the key of a setting that is written with hyphens, or of the name of the algorithm or the topology."""
     name = key.replace("-", "_")
+    if name == "topology":
+        return TOPOLOGY_KEY
     return ALGORITHM_KEY if name in ("algorithm_name", "algorithm.name") else name
 
 

@@ -25,6 +25,8 @@ class Batch(NamedTuple):
     """(*k,): smoothness L of each client's loss; None if the algorithm does not need it"""
     module_seeds: list[int] | None = None
     """one seed per client for random layers such as dropout"""
+    buffers: list[dict[str, Tensor]] | None = None
+    """the buffers of each client's model by name, which a training step may change; None if the model has none"""
 
 
 @runtime_checkable
@@ -72,7 +74,7 @@ class Reply(NamedTuple):
 
     client: int
     packet: Packet
-    num_examples: int
+    num_examples: float
 
 
 @dataclass(eq=False)
@@ -81,7 +83,7 @@ class StackedReplies(Sequence[Reply]):
 
     clients: Sequence[int]
     packet: Packet
-    num_examples: Sequence[int]
+    num_examples: Sequence[float]
 
     @cached_property
     def _replies(self) -> list[Reply]:
@@ -153,6 +155,8 @@ class ExchangeResult(NamedTuple):
     uplink: Traffic
     memories: Mapping[int, ClientMemory] = {}
     """what clients keep if their reply is accepted"""
+    links: Mapping[str, int] = {}
+    """bytes of each link between aggregators, both directions; empty without aggregators"""
 
     @property
     def clients(self) -> Sequence[int]:
@@ -210,6 +214,32 @@ class Objective(Protocol):
 
     def local_smoothness(self, smoothness: Tensor, loss_fraction: Tensor) -> Tensor:
         """Smoothness near weights whose loss is this fraction of the zero model's, at most 1."""
+        ...
+
+
+@runtime_checkable
+class BufferedObjective(Objective, Protocol):
+    """A model with buffers that training may change, such as the running statistics of BatchNorm: b values in all."""
+
+    @property
+    def buffer_slices(self) -> dict[str, tuple[slice, tuple[int, ...]]]:
+        """Slice and shape of every buffer in the vector of parameters and buffers (p + b,), by name."""
+        ...
+
+    def initial_buffers(self, draw: Draw) -> Tensor:
+        """Values (b,) of the buffers before training, float32."""
+        ...
+
+    def make_buffers(self, values: Tensor) -> dict[str, Tensor]:
+        """Buffers with these values (b,), by name, which the caller may change."""
+        ...
+
+    def buffer_values(self, buffers: Mapping[str, Tensor]) -> Tensor:
+        """The values (b,) of buffers, float32."""
+        ...
+
+    def average_buffers(self, values: Tensor, weights: Tensor) -> Tensor:
+        """The buffers (b,) of all clients together, from those of each (k, b) and its weight (k,)."""
         ...
 
 
