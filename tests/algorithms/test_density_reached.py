@@ -20,8 +20,15 @@ def final_densities(config):
 
 @pytest.mark.usefixtures("few_test_rows")
 @pytest.mark.parametrize("density", [0.5, 0.02])
-@pytest.mark.parametrize("rounds", [3, 10, pytest.param(40, marks=pytest.mark.long)])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    ("algorithm", "rounds"),
+    [
+        ("flops", 3),
+        ("flops-pa", 3),
+        ("flops-pa", 10),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in (("flops", 10), ("flops", 40), ("flops-pa", 40))),
+    ],
+)
 def test_the_density_reached_does_not_depend_on_the_number_of_rounds(algorithm, rounds, density):
     data, federation = Synthetic(num_examples=400, num_features=100), FederationConfig(clients=10, participation=0.4)
     config = RunConfig(task="lr", algorithm_name=algorithm, rounds=rounds, density=density, data=data, federation=federation)

@@ -190,7 +190,10 @@ def densities_under(dual, start=0.95, rounds=20, steps=10, density=0.05):
 
 
 @pytest.mark.usefixtures("few_test_rows")
-@pytest.mark.parametrize(("dual", "start"), [(DualUpdate.MIRROR, 0.95), (DualUpdate.MIRROR, 0.2), (DualUpdate.BISECTION, 0.95)])
+@pytest.mark.parametrize(
+    ("dual", "start"),
+    [(DualUpdate.MIRROR, 0.2), (DualUpdate.BISECTION, 0.95), pytest.param(DualUpdate.MIRROR, 0.95, marks=pytest.mark.long)],
+)
 def test_the_density_holds_without_scaling_below_the_true_one_too(dual, start):
     assert densities_under(dual, start) == pytest.approx((1.0, 1.0), rel=0.05)
 

@@ -116,7 +116,6 @@ def test_every_dual_update_leaves_the_state_of_the_others_alone():
         moved, multiplier = flops.mirror_dual_step(server.log_alpha, server.multiplier, PLAIN, CLOCK)
         assert (moved is server.log_alpha and multiplier is server.multiplier) == (dual is not DualUpdate.MIRROR)
         assert (flops.solve_dual(server.log_alpha, PLAIN, CLOCK) is server.log_alpha) == (dual is not DualUpdate.BISECTION)
-        assert flops.uses_multiplier == (dual is DualUpdate.ASCENT)
         assert (flops.ascend(server.multiplier, server.log_alpha, PLAIN, CLOCK) is server.multiplier) == (dual is not DualUpdate.ASCENT)
 
 

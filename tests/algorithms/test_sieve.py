@@ -184,3 +184,14 @@ def test_gates_start_at_the_logit_of_the_option():
 def test_options_out_of_range_are_rejected_by_name(option, value):
     with pytest.raises(ValueError, match=f"algorithm.{option.replace('_', '-')} .*{value:g}"):
         Sieve(**{option: value})
+
+
+def test_without_learned_gates_a_local_step_is_a_plain_gradient_step():
+    sieve = replace(SIEVE, learn_gates=False)
+    _, _, client = start_round(sieve=sieve)
+    batch = Batch(torch.randn(1, 8, 30, dtype=torch.float64), torch.randint(4, (1, 8)))
+    after = sieve.client_step(MODEL, client, batch, SEARCH, draw())
+    gradient, step_size = sieve.gradient_and_step_size(MODEL, client.weights, batch, SEARCH)
+    torch.testing.assert_close(after.weights, client.weights - step_size * gradient)
+    torch.testing.assert_close(after.log_alpha, client.log_alpha)
+    assert not torch.equal(SIEVE.client_step(MODEL, client, batch, SEARCH, draw()).weights, after.weights)

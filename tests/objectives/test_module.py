@@ -46,7 +46,7 @@ def train_module(objective, x, y, rounds=6, algorithm_name="fed-round-ht", engin
 
 def test_lenet_has_the_number_of_parameters_of_the_paper():
     objective = Module(module=lenet(), factory=lenet)
-    assert objective.layout.size == 44_426
+    assert objective.layout.size == objective.layout.num_gated == 44_426
     assert sum(part.stop - part.start for part, _ in objective.layout.layers.values()) == 44_426
 
 
@@ -116,7 +116,8 @@ def test_modules_of_every_kind_learn(kind):
     before = functional.cross_entropy(objective.predict(objective.flatten(objective.module), x), y)
     after = functional.cross_entropy(objective.predict(theta, x), y)
     assert after < before - 0.1
-    assert int((theta != 0).sum()) == objective.layout.size // 2
+    num_gated = objective.layout.num_gated
+    assert int((theta[:num_gated] != 0).sum()) == num_gated // 2 and bool((theta[num_gated:] != 0).all())
 
 
 @pytest.mark.parametrize("kind", MODULES)
@@ -171,12 +172,49 @@ def test_tied_weights_share_one_gate():
     torch.testing.assert_close(gradient[0], module[0].weight.grad.reshape(-1))
 
 
-def test_batch_norm_in_training_mode_is_an_error_with_a_remedy():
+def test_batch_norm_has_no_gates_and_carries_its_statistics_only_in_training_mode():
     module = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8))
-    with pytest.raises(ValueError, match=r"BatchNorm1d in training mode.*GroupNorm.*\.eval\(\)"):
-        Module(module=module)
+    assert len(Module(module=module).buffer_slices) == 3
     module[1].eval()
-    assert Module(module=module).layout.size == 5 * 8 + 8 + 16
+    assert not Module(module=module).buffer_slices
+    layout = Module(module=module).layout
+    assert (layout.num_gated, layout.num_ungated) == (5 * 8 + 8, 16)
+
+
+class ScaleNorm(nn.Module):
+    """A norm of a user: a gain with the shape of an image, and a matrix that is no part of a normalization."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(1, 4, 1, 1))
+        self.mixing = nn.Parameter(torch.ones(4, 4))
+
+
+NORMS = {
+    "batch": (nn.BatchNorm2d(4).eval(), 8),
+    "layer": (nn.LayerNorm([4, 3]), 24),
+    "group": (nn.GroupNorm(2, 4), 8),
+    "instance": (nn.InstanceNorm2d(4, affine=True), 8),
+    "rms": (nn.RMSNorm(4), 4),
+    "own": (ScaleNorm(), 4),
+}
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_parameters_of_normalization_layers_have_no_gate(kind):
+    norm, size = NORMS[kind]
+    module = nn.ModuleDict({"norm": norm, "linear": nn.Linear(2, 3)})
+    total = sum(part.numel() for part in module.parameters())
+    layout = Module(module=module).layout
+    assert (layout.num_gated, layout.num_ungated) == (total - size, size)
+    assert "norm.weight" not in layout.layers and "norm.gain" not in layout.layers and "linear.bias" in layout.layers
+    assert Module(module=module, gate_norms=True).layout.num_gated == total
+
+
+def test_a_parameter_shared_with_a_normalization_layer_has_no_gate():
+    linear, norm = nn.Linear(3, 3), nn.LayerNorm(3)
+    norm.weight = linear.bias
+    assert list(Module(module=nn.Sequential(linear, norm)).layout.layers) == ["0.weight"]
 
 
 def test_a_module_without_parameters_is_an_error():

@@ -24,6 +24,7 @@ from fedsieve.core.aggregation import (
 )
 from fedsieve.core.batches import BatchSampling
 from fedsieve.core.budgets import Budget, BudgetRule
+from fedsieve.core.gates import LOG_ALPHA_LIMIT
 from fedsieve.core.optimizers import Moments, Optimizer, StepRule
 from fedsieve.core.packets import GATE_FIELDS, Packet, SparseVector, sparse_packet, zero_packet
 from fedsieve.core.private_mean import GaussianMechanism, private_mean
@@ -123,7 +124,7 @@ class BaseAlgorithm(Algorithm, ABC):
             server_learning_rate=self.server_learning_rate,
         )
         require_fraction(
-            initial_density=self.initial_message_density,
+            initial_density=self.initial_density or 0,
             final_learning_rate_fraction=self.final_learning_rate_fraction,
             server_momentum=self.server_momentum,
             anneal_start=self.anneal_start,
@@ -182,11 +183,18 @@ class BaseAlgorithm(Algorithm, ABC):
     def decode_sparse(self, packet: Packet, dtype: torch.dtype) -> dict[str, SparseVector]:
         """Return every field, and every scalar as a vector of length one."""
         vectors = {name: SparseVector(values.decode(dtype), packet.support) for name, values in packet.fields.items()}
-        return vectors | {name: SparseVector(packet.scalar(name, dtype)[..., None]) for name in packet.scalars}
+        return vectors | {name: SparseVector(packet.scalars[name].to(dtype)[..., None]) for name in packet.scalars}
 
     def public_support(self, packet: Packet, clock: Clock) -> Int64[Tensor, " m"] | None:
         """Return the support of replies if it follows from the broadcast alone, or None if clients choose it."""
         return None
+
+    def with_parameters(self, server: Any, theta: Float[Tensor, " p"]) -> Any:
+        """Return the server state whose test-time parameters are theta, which has at most m weights: its gates are open on them only."""
+        values = {name: theta for name in ("theta", "weights") if hasattr(server, name)}
+        if hasattr(server, "log_alpha"):
+            values["log_alpha"] = torch.where(theta != 0, LOG_ALPHA_LIMIT, -LOG_ALPHA_LIMIT).to(theta)
+        return server._replace(**values)
 
     # Schedules and budgets
 
@@ -202,13 +210,6 @@ class BaseAlgorithm(Algorithm, ABC):
             return {}
         return {"schedule begins": self.anneal_start, "schedule ends": self.anneal_end}
 
-    @property
-    def initial_message_density(self) -> float:
-        """The density of messages at the start of an annealed schedule."""
-        if self.initial_density is not None:
-            return self.initial_density
-        return min(self.initial_density_factor * self.density, self.max_initial_density)
-
     def message_density(self, clock: Clock) -> float:
         """Return the density of this round's messages: 1 during warm-up, then constant or a cubic decrease (Zhu & Gupta 2017)."""
         if clock.round < self.warmup:
@@ -217,20 +218,17 @@ class BaseAlgorithm(Algorithm, ABC):
             return self.density
         begin = self.anneal_start * clock.num_rounds
         progress = (clock.round - begin) / max(self.anneal_end * clock.num_rounds - begin, 1)
-        initial = max(self.initial_message_density, self.density)
+        initial = min(self.initial_density_factor * self.density, self.max_initial_density)
+        initial = max(initial if self.initial_density is None else self.initial_density, self.density)
         return self.density + (initial - self.density) * (1 - min(max(progress, 0.0), 1.0)) ** 3
 
     def message_budget(self, layout: Layout, clock: Clock) -> Budget:
         """Return how many weights of each layer a message of this round has."""
-        return self.budget_for(layout, self.message_density(clock))
+        return self.allocate(layout, budgets.num_kept(self.message_density(clock), layout.num_gated))
 
     def final_budget(self, layout: Layout) -> Budget:
         """Return how many weights of each layer the final model keeps."""
-        return self.budget_for(layout, self.density)
-
-    def budget_for(self, layout: Layout, density: float) -> Budget:
-        """Return how many weights of each layer a density keeps, in whole groups; ungated coordinates are added."""
-        return self.allocate(layout, budgets.num_kept(density, layout.num_gated))
+        return self.allocate(layout, budgets.num_kept(self.density, layout.num_gated))
 
     def allocate(self, layout: Layout, num_weights: int) -> Budget:
         """Return how many of `num_weights` weights each layer has, in whole groups; ungated coordinates are added."""
@@ -373,11 +371,16 @@ class BaseAlgorithm(Algorithm, ABC):
         """Return the server's step from the broadcast towards the mean; sent - mean is the pseudo-gradient."""
         return optimizers.step(self.server_optimizer, moments, sent, sent - mean, self.server_learning_rate, momentum=self.server_momentum)
 
+    # The model
 
-def project_to_budget(budget: Budget, theta: Float[Tensor, " p"], layout: Layout) -> Float[Tensor, " p"]:
-    """Return the largest weights of the budget, zeros elsewhere: the final projection (decision C5).
+    def project(self, theta: Float[Tensor, " p"], layout: Layout) -> Float[Tensor, " p"]:
+        """Return the m largest weights, zeros elsewhere: the final projection (decision C5).
 
-    A kept weight that quantization made exactly zero becomes the smallest float, so that the count is exact and the model the same.
-    """
-    nonzero = torch.where(theta == 0, torch.full_like(theta, torch.finfo(torch.float32).tiny), theta)
-    return torch.where(topk.top_mask(theta.abs(), budget, layout.groups), nonzero, torch.zeros_like(theta))
+        A kept weight that quantization made exactly zero becomes the smallest float, so that the count is exact and the model the same.
+        """
+        nonzero = torch.where(theta == 0, torch.full_like(theta, torch.finfo(torch.float32).tiny), theta)
+        return torch.where(topk.top_mask(theta.abs(), self.final_budget(layout), layout.groups), nonzero, torch.zeros_like(theta))
+
+    def parameters(self, server: Any) -> Float[Tensor, " p"]:
+        """Return the projection of `unprojected_parameters`."""
+        return self.project(self.unprojected_parameters(server), server.layout)

@@ -23,8 +23,10 @@ NETWORK_DEFAULTS = {
     "local_steps": 60,
     "exchanges": 60,
     "saliency": Saliency.WEIGHT_TIMES_GRADIENT,
+    "learn_gates": False,
 }
-"""For networks, whose flat regions make the Polyak step diverge: budgets per layer, annealed density, clipped steps."""
+"""For networks: budgets per layer, annealed density, clipped steps, as flat regions make the Polyak step diverge; no sampled gates in the
+local steps of sieve, because their noise multiplies from layer to layer."""
 
 
 def select_supported(algorithm: type[BaseAlgorithm], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsieve.algorithms.base import BaseAlgorithm, project_to_budget
+from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.core import topk
 from fedsieve.core.optimizers import Moments, initial_moments
 from fedsieve.core.packets import Packet, SparseVector, dense_packet, sparse_packet
@@ -105,10 +105,6 @@ class Eden(BaseAlgorithm):
         update = self.aggregate_replies(packet, replies, server.weights, clock, draw)["update"]
         weights, moments = self.server_update(server.moments, sent, sent + update)
         return server._replace(weights=weights + self.residual_decay * (server.weights - sent), moments=moments)
-
-    def parameters(self, server: Server) -> Float[Tensor, " p"]:
-        """Return the m largest weights."""
-        return project_to_budget(self.final_budget(server.layout), server.weights, server.layout)
 
     def unprojected_parameters(self, server: Server) -> Float[Tensor, " p"]:
         """Return all weights."""

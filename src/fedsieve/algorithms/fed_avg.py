@@ -1,4 +1,4 @@
-"""FedAvg (McMahan et al. 2017): dense messages, local SGD, weighted averaging. To add an algorithm, copy this file.
+"""FedAvg (McMahan et al. 2017, arXiv 1602.05629): dense messages, local SGD, weighted averaging. To add an algorithm, copy this file.
 
 The class has the methods of the `Algorithm` protocol in the order in which a round calls them. Options and helpers that all algorithms
 share are in `base.py`. Register a new algorithm in `__init__.py`.
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsieve.algorithms.base import DENSITY_SCHEDULE_OPTIONS, BaseAlgorithm, project_to_budget
+from fedsieve.algorithms.base import DENSITY_SCHEDULE_OPTIONS, BaseAlgorithm
 from fedsieve.core.optimizers import Moments, initial_moments
 from fedsieve.core.packets import Packet, dense_packet
 from fedsieve.core.random import Draw
@@ -66,10 +66,6 @@ class FedAvg(BaseAlgorithm):
     def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
         """Step from the broadcast towards the mean of the replies."""
         return average_weights(self, server, packet, replies, clock, draw)
-
-    def parameters(self, server: Server) -> Float[Tensor, " p"]:
-        """Return the m largest weights."""
-        return project_to_budget(self.final_budget(server.layout), server.theta, server.layout)
 
     def unprojected_parameters(self, server: Server) -> Float[Tensor, " p"]:
         """Return all weights."""

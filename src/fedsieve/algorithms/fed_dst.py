@@ -1,6 +1,7 @@
 """FedDST (Bibikar et al. 2022, arXiv 2112.09824): a sparse model from the start, whose mask is readjusted every few rounds.
 
-1. The mask starts at random with a budget for each layer (Erdos-Renyi-kernel for networks); clients train only the weights under it.
+1. The mask starts at random with a budget for each layer (Erdos-Renyi-kernel for networks: Evci et al. 2020, arXiv 1911.11134); clients
+   train only the weights under it.
 2. Every `adjust_interval` rounds each client prunes a fraction r_t of its kept weights in each layer by magnitude, and regrows as many
    by the magnitude of the gradient; r_t decays along half a cosine to zero.
 3. The server averages each weight over the clients that have it, and prunes each layer to its budget again.
@@ -20,7 +21,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from fedsieve.algorithms.base import DENSITY_SCHEDULE_OPTIONS, BaseAlgorithm, project_to_budget
+from fedsieve.algorithms.base import DENSITY_SCHEDULE_OPTIONS, BaseAlgorithm
 from fedsieve.algorithms.option_rules import require_at_least, require_fraction
 from fedsieve.core import budgets, topk
 from fedsieve.core.aggregation import Aggregator, ClientWeighting
@@ -146,10 +147,6 @@ class FedDST(BaseAlgorithm):
         for reply, weight in zip(replies, self.reply_weights(replies, like), strict=True):
             share += weight * reply.packet.support_mask(like.dtype)
         return share
-
-    def parameters(self, server: Server) -> Float[Tensor, " p"]:
-        """Return the m weights under the mask."""
-        return project_to_budget(self.final_budget(server.layout), server.theta, server.layout)
 
     def unprojected_parameters(self, server: Server) -> Float[Tensor, " p"]:
         """Return the weights under the mask."""

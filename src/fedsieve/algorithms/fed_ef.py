@@ -17,10 +17,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsieve.algorithms.base import BaseAlgorithm, project_to_budget
+from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.algorithms.fed_avg import Server
 from fedsieve.algorithms.option_rules import require_fraction, require_positive
-from fedsieve.core import topk
+from fedsieve.core import budgets, topk
 from fedsieve.core.optimizers import initial_moments
 from fedsieve.core.packets import Packet, dense_packet, sparse_packet
 from fedsieve.core.quantization import quantize_signs
@@ -102,11 +102,15 @@ class FedEF(BaseAlgorithm):
 
     def client_reply(self, client: Client, clock: Clock, draw: Draw) -> Packet:
         """Send C(v) of v = theta - sent + e."""
-        update = corrected_update(client)
+        return self.compress(corrected_update(client), client.layout, clock, draw)
+
+    def compress(self, update: Float[Tensor, "k p"], layout: Layout, clock: Clock, draw: Draw) -> Packet:
+        """Return C(update): its largest entries, or the signs of all."""
         if self.compressor is Compressor.SIGN:
-            return Packet(client.layout.size, None, {"update": quantize_signs(update)}, {})
+            return Packet(layout.size, None, {"update": quantize_signs(update)}, {})
         density = self.message_density(clock) if self.uplink_density is None else self.uplink_density
-        mask = topk.top_mask(update.abs(), self.budget_for(client.layout, density), client.layout.groups)
+        budget = self.allocate(layout, budgets.num_kept(density, layout.num_gated))
+        mask = topk.top_mask(update.abs(), budget, layout.groups)
         return sparse_packet(topk.mask_to_indices(mask), {"update": update}, self.bits, draw)
 
     def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
@@ -115,10 +119,6 @@ class FedEF(BaseAlgorithm):
         mean = self.aggregate_replies(packet, replies, server.theta, clock, draw)["update"]
         theta, moments = self.server_update(server.moments, sent, sent + mean)
         return server._replace(theta=theta + self.residual_decay * (server.theta - sent), moments=moments)
-
-    def parameters(self, server: Server) -> Float[Tensor, " p"]:
-        """Return the m largest weights."""
-        return project_to_budget(self.final_budget(server.layout), server.theta, server.layout)
 
     def unprojected_parameters(self, server: Server) -> Float[Tensor, " p"]:
         """Return all weights."""

@@ -1,7 +1,8 @@
 """FedAvg with soft thresholding at the server: sparsity by an L1 penalty.
 
-The server keeps the unshrunk weights and sends their soft threshold, as in dual averaging. Thresholding weights that are already
-shrunk would accumulate a bias (R2 .57 instead of .89 if the true model has 8 % of 700 weights).
+The server keeps the unshrunk weights and sends their soft threshold, as in federated dual averaging (Yuan et al. 2021, arXiv
+2011.08474). Thresholding weights that are already shrunk would accumulate a bias (R2 .57 instead of .89 if the true model has 8 % of
+700 weights).
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsieve.algorithms.base import project_to_budget
 from fedsieve.algorithms.fed_avg import Server
 from fedsieve.algorithms.hard_thresholding import Client, Thresholding
 from fedsieve.algorithms.option_rules import require_fraction
@@ -51,8 +51,7 @@ class FedL1(Thresholding):
 
     def parameters(self, server: Server) -> Float[Tensor, " p"]:
         """Return the m largest of the shrunk weights."""
-        budget = self.final_budget(server.layout)
-        return project_to_budget(budget, self.soft_threshold(server.theta, budget, server.layout), server.layout)
+        return self.project(self.soft_threshold(server.theta, self.final_budget(server.layout), server.layout), server.layout)
 
     def soft_threshold(self, theta: Float[Tensor, " p"], budget: Budget, layout: Layout) -> Float[Tensor, " p"]:
         """Return the proximal step of tau |theta|_1; ungated coordinates are not shrunk."""

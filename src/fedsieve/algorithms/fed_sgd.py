@@ -1,4 +1,7 @@
-"""FedSGD (McMahan et al. 2017): dense gradients aggregated after every mini-batch, Adam at the server, one final top-m."""
+"""FedSGD (McMahan et al. 2017, arXiv 1602.05629): dense gradients aggregated after every mini-batch, one final top-m.
+
+The server's Adam is that of Reddi et al. 2021, arXiv 2003.00295.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsieve.algorithms.base import DENSITY_SCHEDULE_OPTIONS, BaseAlgorithm, project_to_budget
+from fedsieve.algorithms.base import DENSITY_SCHEDULE_OPTIONS, BaseAlgorithm
 from fedsieve.algorithms.fed_avg import Server
 from fedsieve.algorithms.option_rules import require_at_least
 from fedsieve.core import optimizers
@@ -81,10 +84,6 @@ class FedSGD(BaseAlgorithm):
         rate = self.server_learning_rate * self.learning_rate_factor(clock)
         theta, moments = optimizers.step(self.server_optimizer, server.moments, server.theta, gradient, rate, momentum=self.server_momentum)
         return server._replace(theta=theta, moments=moments)
-
-    def parameters(self, server: Server) -> Float[Tensor, " p"]:
-        """Return the m largest weights."""
-        return project_to_budget(self.final_budget(server.layout), server.theta, server.layout)
 
     def unprojected_parameters(self, server: Server) -> Float[Tensor, " p"]:
         """Return all weights."""

@@ -14,6 +14,7 @@ from fedsieve.algorithms.fed_sgd import UNUSED_BY_GRADIENT_EXCHANGE, gradient_su
 from fedsieve.algorithms.gated import PAPER_OPTIONS, GatedAlgorithm, zero_ungated
 from fedsieve.algorithms.recipes import ByLoss, Recipe, Recipes, with_recipes
 from fedsieve.core import optimizers
+from fedsieve.core.constraint import DualUpdate
 from fedsieve.core.optimizers import Moments, Optimizer, StepRule, initial_moments
 from fedsieve.core.packets import Packet, dense_packet
 from fedsieve.core.random import Draw
@@ -109,7 +110,7 @@ class Flops(GatedAlgorithm):
     def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
         """Average the gradients, add that of the constraint, step theta~, phi and lambda (L152-154)."""
         mean = self.aggregate_replies(packet, replies, server.weights, clock, draw, gradients=True)
-        multiplier = server.multiplier if self.uses_multiplier else torch.zeros_like(server.multiplier)
+        multiplier = server.multiplier if self.dual_update is DualUpdate.ASCENT else torch.zeros_like(server.multiplier)
         penalty = self.penalty_gradient(server.log_alpha, multiplier, server.layout.num_gated, server.layout.groups)
         decay, momentum = self.learning_rate_factor(clock), self.server_momentum
         weights, moments = optimizers.step(

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from fedsieve.algorithms.base import require_fraction
-from fedsieve.algorithms.gated import PAPER_OPTIONS, GatedAlgorithm
+from fedsieve.algorithms.gated import PAPER_OPTIONS, GatedAlgorithm, GateNoise
 from fedsieve.algorithms.gated_support import gated_support
 from fedsieve.algorithms.recipes import ByLoss, Recipe, Recipes, with_recipes
 from fedsieve.core import constraint, gates, optimizers, topk
@@ -22,13 +22,6 @@ from fedsieve.core.quantization import quantize, quantize_gates
 from fedsieve.core.random import Draw
 from fedsieve.core.schedules import DensitySchedule
 from fedsieve.core.types import Batch, Clock, EngineSupport, Layout, Objective, Reply
-
-
-class GateNoise(StrEnum):
-    """Whether a gate is sampled or replaced by its median (decision E9)."""
-
-    SAMPLED = "sampled"
-    DETERMINISTIC = "deterministic"
 
 
 class GateInverse(StrEnum):
@@ -133,7 +126,7 @@ class FlopsPA(GatedAlgorithm):
         """Validate the options."""
         super().__post_init__()
         require_fraction(min_default_gate=self.min_default_gate)
-        if self.dual_location is DualLocation.CLIENT and not self.uses_multiplier:
+        if self.dual_location is DualLocation.CLIENT and self.dual_update is not DualUpdate.ASCENT:
             raise ValueError(
                 f"algorithm.dual-location client ascends a multiplier at every client, and algorithm.dual-update {self.dual_update} has "
                 f"none; use --algorithm.dual-update ascent"
@@ -158,15 +151,15 @@ class FlopsPA(GatedAlgorithm):
     def broadcast(self, server: Server, clock: Clock, draw: Draw) -> Packet:
         """Send the top m of theta and z, and lambda if it is updated by ascent (L180)."""
         packet = self.encode_message(server.weights, server.log_alpha, server.layout, clock, draw)
-        if self.uses_multiplier:
+        if self.dual_update is DualUpdate.ASCENT:
             packet.scalars["multiplier"] = server.multiplier.to(torch.float32)
         return packet
 
     def client_init(self, packet: Packet, layout: Layout, clock: Clock, dtype: torch.dtype) -> Client:
         """Recover theta~ and phi from the broadcast (L197)."""
         weights = packet.field_dense("weights", dtype)
-        gate = packet.field_dense(self.gate_field, dtype, packet.scalar("default_gate", dtype))
-        multiplier = packet.scalar("multiplier", dtype) if self.uses_multiplier else torch.zeros_like(weights[..., 0])
+        gate = packet.field_dense(self.gate_field, dtype, packet.scalars["default_gate"].to(dtype))
+        multiplier = packet.scalars["multiplier"].to(dtype) if self.dual_update is DualUpdate.ASCENT else torch.zeros_like(weights[..., 0])
         return Client(weights, self.normalize_log_alpha(self.log_alpha_from(gate), layout), multiplier, layout)
 
     def client_step(self, objective: Objective, client: Client, batch: Batch, clock: Clock, draw: Draw) -> Client:
@@ -177,7 +170,7 @@ class FlopsPA(GatedAlgorithm):
         size, groups, rate = layout.num_gated, objective.layout.groups, self.gate_rate * self.learning_rate_factor(clock)
         limit = self.log_alpha_limit
         if self.gate_samples == 1 and not self.entropy and groups is None:
-            gate = self.noisy_gates(log_alpha, objective.layout, draw, "gates 0", self.local_gate_noise)
+            gate = self.sample_gates(log_alpha, objective.layout, draw, "gates 0", self.local_gate_noise)
             loss, gradient = objective.gradient(weights * gate.value, batch)
             step_size = self.step_size(objective, loss, gradient, batch, clock, gate.value)
             gradient = optimizers.clip_norm(gradient, self.max_gradient_norm)
@@ -185,7 +178,7 @@ class FlopsPA(GatedAlgorithm):
                 self.shape, weights, log_alpha, gradient, gate, step_size, multiplier, self.constraint_scale, size, rate, limit
             )
             return client._replace(weights=weights, log_alpha=log_alpha)
-        gradients = self.gate_gradients(objective, weights, log_alpha, batch, clock, draw)
+        gradients = self.gate_gradients(objective, weights, log_alpha, batch, clock, draw, self.local_gate_noise)
         penalty = self.penalty_gradient(log_alpha, multiplier, size, groups)
         log_alpha = constraint.step_log_alpha(
             self.shape, log_alpha, gradients.log_alpha + penalty, torch.zeros_like(multiplier), self.constraint_scale, size, rate, limit
@@ -215,7 +208,8 @@ class FlopsPA(GatedAlgorithm):
         if rounds_left := self.scalings_left(clock):
             mask = self.top_mask(weights, log_alpha, server.layout, clock)
             log_alpha = self.scale_log_alpha(log_alpha, mask, 2 * rounds_left - 1)
-        log_alpha = self.solve_dual(log_alpha, server.layout, clock)
+        if self.dual_update is DualUpdate.BISECTION:
+            log_alpha = self.solve_dual(log_alpha, server.layout, clock)
         return server._replace(theta=theta, weights=weights, log_alpha=log_alpha, multiplier=multiplier, moments=moments)
 
     def ascend_locally(self, client: Client, clock: Clock) -> Float[Tensor, " k"]:
@@ -261,10 +255,11 @@ class FlopsPA(GatedAlgorithm):
         if self.gate_encoding is GateEncoding.LOG_ALPHA:
             if layout.num_ungated:  # the limit of ungated coordinates would determine the scale of all levels
                 inside = inside.masked_fill(support >= layout.num_gated, 0.0)
-            packet.fields["log_alpha"] = quantize(inside, self.log_alpha_bits, draw, "log_alpha", zero_free=False)
+            bits = 4 if self.bits <= 8 else self.bits  # log_alpha varies little before scaling, and is mostly at its limits after it
+            packet.fields["log_alpha"] = quantize(inside, bits, draw, "log_alpha", zero_free=False)
             packet.scalars["default_gate"] = mean_off_support(outside, support, layout.size).to(torch.float32)
         else:
-            gate = self.noisy_gates(outside.scatter(-1, support, inside), layout, draw, "message gates", self.message_gate_noise).value
+            gate = self.sample_gates(outside.scatter(-1, support, inside), layout, draw, "message gates", self.message_gate_noise).value
             gate = torch.cat((gate[..., : layout.num_gated], torch.ones_like(gate[..., layout.num_gated :])), dim=-1)
             packet.fields["gates"] = quantize_gates(gate.gather(-1, support), self.bits, draw, "gates")
             packet.scalars["default_gate"] = mean_off_support(gate, support, layout.size).clamp_min(self.min_default_gate).to(torch.float32)
@@ -275,10 +270,10 @@ class FlopsPA(GatedAlgorithm):
         theta, gate = (packet.fields[name].decode(dtype) for name in ("weights", self.gate_field))
         if self.gate_encoding is GateEncoding.GATES:
             theta = theta * gate.clamp_min(GATE_MARGIN)
-        default = packet.scalar("default_gate", dtype)
+        default = packet.scalars["default_gate"].to(dtype)
         vectors = {"theta": SparseVector(theta, packet.support), "gate": SparseVector(gate, packet.support, default)}
         if self.dual_location is DualLocation.CLIENT:
-            vectors["multiplier"] = SparseVector(packet.scalar("multiplier", dtype)[..., None])
+            vectors["multiplier"] = SparseVector(packet.scalars["multiplier"].to(dtype)[..., None])
         return vectors
 
     def log_alpha_from(self, gate: Float[Tensor, "*k p"]) -> Float[Tensor, "*k p"]:
@@ -294,11 +289,6 @@ class FlopsPA(GatedAlgorithm):
         return "gates" if self.gate_encoding is GateEncoding.GATES else "log_alpha"
 
     @property
-    def log_alpha_bits(self) -> int:
-        """Bits per log_alpha: 4 if values are levels, as log_alpha varies little before scaling and is mostly at its limits after it."""
-        return 4 if self.bits <= 8 else self.bits
-
-    @property
     def all_reply_fields(self) -> frozenset[str]:
         """The weights, their gates and the default gate, and the multiplier of a client that has its own."""
         fields = frozenset({"weights", self.gate_field, "default_gate"})
@@ -310,18 +300,6 @@ class FlopsPA(GatedAlgorithm):
         if self.gate_encoding is GateEncoding.LOG_ALPHA or self.gate_inverse is GateInverse.EXACT:
             return None
         return f"log_alpha = beta' log(z / (1 - z)) (L171) is infinite at z = 0 and 1; received gates stay {GATE_MARGIN:g} away from both"
-
-    # Gates of a local step
-
-    def local_gates(self, log_alpha: Float[Tensor, "k p"], layout: Layout, draw: Draw, purpose: str) -> gates.Gates:
-        """Return the gates of a local step."""
-        return self.noisy_gates(log_alpha, layout, draw, purpose, self.local_gate_noise)
-
-    def noisy_gates(self, log_alpha: Float[Tensor, "*k p"], layout: Layout, draw: Draw, purpose: str, noise: GateNoise) -> gates.Gates:
-        """Return sampled gates, or their medians."""
-        if noise is GateNoise.DETERMINISTIC:
-            return gates.median_gates(self.shape, log_alpha)
-        return self.sample_gates(log_alpha, layout, draw, purpose)
 
     @property
     def engine_support(self) -> EngineSupport:

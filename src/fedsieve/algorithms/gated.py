@@ -1,7 +1,11 @@
-"""What FLoPS and FLoPS-PA share: gated weights, the density constraint and its multiplier, log-alpha scaling."""
+"""What FLoPS and FLoPS-PA share: gated weights, the density constraint and its multiplier, log-alpha scaling.
+
+Hard concrete gates are of Louizos et al. 2018, arXiv 1712.01312; gates under a constraint of Gallego-Posada et al. 2022, arXiv 2208.04425.
+"""
 
 from abc import ABC
 from dataclasses import dataclass
+from enum import StrEnum
 from math import ceil, inf, log
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
@@ -9,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from fedsieve.algorithms.base import BaseAlgorithm, project_to_budget, require_at_least, require_fraction, require_positive
+from fedsieve.algorithms.base import BaseAlgorithm, require_at_least, require_fraction, require_positive
 from fedsieve.algorithms.recipes import Recipe
 from fedsieve.core import budgets, constraint, gates, optimizers, schedules, topk
 from fedsieve.core.aggregation import ClientWeighting
@@ -50,6 +54,13 @@ PAPER_OPTIONS: dict[str, Any] = {
     "entropy": 0.0,
 }
 """What the paper states for both algorithms, also if it is our default: a change of our defaults does not change the paper."""
+
+
+class GateNoise(StrEnum):
+    """Whether a gate is sampled or replaced by its median (decision E9)."""
+
+    SAMPLED = "sampled"
+    DETERMINISTIC = "deterministic"
 
 
 @runtime_checkable
@@ -174,18 +185,18 @@ class GatedAlgorithm(BaseAlgorithm, ABC):
         require_positive(temperature=self.temperature, gate_rate=self.gate_rate, log_alpha_limit=self.log_alpha_limit)
         initial_log_alpha(self.initial_gate_probability)
         require_at_least(1, gate_samples=self.gate_samples)
-        require_at_least(0, dual_rate=self.dual_learning_rate, log_alpha_scaling_rate=self.log_alpha_scaling_rate, entropy=self.entropy)
+        require_at_least(0, dual_rate=self.dual_rate or 0, log_alpha_scaling_rate=self.log_alpha_scaling_rate, entropy=self.entropy)
         require_fraction(scaling_start=self.scaling_start)
         if self.dual_rate is not None and self.dual_update in (DualUpdate.BISECTION, DualUpdate.OFF):
             raise ValueError(
                 f"algorithm.dual-rate is the learning rate of an ascent, and algorithm.dual-update {self.dual_update} has none; "
                 f"leave out {self.dual_rate:g}"
             )
-        if self.dual_update is DualUpdate.MIRROR and self.dual_learning_rate >= 2:
+        if self.dual_update is DualUpdate.MIRROR and self.dual_rate is not None and self.dual_rate >= 2:
             raise ValueError(
                 f"algorithm.dual-rate must be below 2 for algorithm.dual-update mirror, or its steps diverge; got {self.dual_rate:g}"
             )
-        if self.constraint_scale is ConstraintScale.MEAN and not self.uses_multiplier:
+        if self.constraint_scale is ConstraintScale.MEAN and self.dual_update is not DualUpdate.ASCENT:
             raise ValueError(
                 f"algorithm.constraint-scale mean scales the multiplier, and algorithm.dual-update {self.dual_update} uses none; "
                 f"leave it out"
@@ -230,22 +241,29 @@ class GatedAlgorithm(BaseAlgorithm, ABC):
         clamped = log_alpha.clamp(-self.log_alpha_limit, self.log_alpha_limit)
         return open_ungated(budgets.broadcast_within_groups(clamped, layout.groups), layout)
 
-    def sample_gates(self, log_alpha: Float[Tensor, "*k p"], layout: Layout, draw: Draw, purpose: str) -> gates.Gates:
-        """Return sampled gates, one sample per group."""
-        noise = budgets.broadcast_within_groups(draw(purpose, log_alpha.shape[-1]), layout.groups)
-        return gates.sample(self.shape, log_alpha, noise)
-
-    def local_gates(self, log_alpha: Float[Tensor, "k p"], layout: Layout, draw: Draw, purpose: str) -> gates.Gates:
-        """Return the gates of a local step: sampled."""
-        return self.sample_gates(log_alpha, layout, draw, purpose)
+    def sample_gates(
+        self, log_alpha: Float[Tensor, "*k p"], layout: Layout, draw: Draw, purpose: str, noise: GateNoise = GateNoise.SAMPLED
+    ) -> gates.Gates:
+        """Return gates, one sample per group, or their medians."""
+        if noise is GateNoise.DETERMINISTIC:
+            return gates.median_gates(self.shape, log_alpha)
+        uniform = budgets.broadcast_within_groups(draw(purpose, log_alpha.shape[-1]), layout.groups)
+        return gates.sample(self.shape, log_alpha, uniform)
 
     def gate_gradients(
-        self, objective: Objective, weights: Float[Tensor, "k p"], log_alpha: Float[Tensor, "k p"], batch: Batch, clock: Clock, draw: Draw
+        self,
+        objective: Objective,
+        weights: Float[Tensor, "k p"],
+        log_alpha: Float[Tensor, "k p"],
+        batch: Batch,
+        clock: Clock,
+        draw: Draw,
+        noise: GateNoise = GateNoise.SAMPLED,
     ) -> GateGradients:
         """Return grad_theta~ = g z and grad_phi = g theta~ dz/dphi, averaged over R gate samples (L114, L151)."""
         samples = []
         for r in range(self.gate_samples):
-            gate = self.local_gates(log_alpha, objective.layout, draw, f"gates {r}")
+            gate = self.sample_gates(log_alpha, objective.layout, draw, f"gates {r}", noise)
             loss, gradient = objective.gradient(weights * gate.value, batch)
             step_size = self.step_size(objective, loss, gradient, batch, clock, gate.value)
             by_weight, by_gate = gates.chain_rule(optimizers.clip_norm(gradient, self.max_gradient_norm), weights, gate)
@@ -256,23 +274,12 @@ class GatedAlgorithm(BaseAlgorithm, ABC):
 
     # The constraint
 
-    @property
-    def uses_multiplier(self) -> bool:
-        """Whether the multiplier enters the gradient of the gates."""
-        return self.dual_update is DualUpdate.ASCENT
-
-    @property
-    def dual_learning_rate(self) -> float:
-        """The learning rate of the dual variable."""
-        if self.dual_rate is not None:
-            return self.dual_rate
-        return MIRROR_RATE if self.dual_update is DualUpdate.MIRROR else ASCENT_RATE
-
     def dual_rate_per_round(self, layout: Layout) -> float:
         """Return the learning rate of ascent over one round; for the mean scale the paper's, eta_lambda ~ 1/|theta| (L140, L303)."""
-        if self.dual_rate is None and self.constraint_scale is ConstraintScale.MEAN:
-            return self.paper_dual_rate / layout.num_gated * self.workload.exchanges
-        return self.dual_learning_rate
+        if self.dual_rate is not None:
+            return self.dual_rate
+        is_mean = self.constraint_scale is ConstraintScale.MEAN
+        return self.paper_dual_rate / layout.num_gated * self.workload.exchanges if is_mean else ASCENT_RATE
 
     def penalty_gradient(
         self, log_alpha: Float[Tensor, "*k p"], multiplier: Float[Tensor, "*#k"], size: int, groups: Tensor | None
@@ -283,11 +290,13 @@ class GatedAlgorithm(BaseAlgorithm, ABC):
             gradient = gradient - self.entropy * gates.entropy_derivative(self.shape, log_alpha)
         return budgets.sum_within_groups(gradient, groups)
 
-    def ascend(self, multiplier: Float[Tensor, ""], log_alpha: Float[Tensor, " p"], layout: Layout, clock: Clock) -> Float[Tensor, ""]:
+    def ascend(
+        self, multiplier: Float[Tensor, "*k"], log_alpha: Float[Tensor, "*k p"], layout: Layout, clock: Clock
+    ) -> Float[Tensor, "*k"]:
         """Return the multiplier after one dual step: FLoPS uses the gates before the primal step (B2), PA the aggregated ones (B3)."""
-        if not self.uses_multiplier:
+        if self.dual_update is not DualUpdate.ASCENT:
             return multiplier
-        gated, density = log_alpha[: layout.num_gated] if layout.num_ungated else log_alpha, self.message_density(clock)
+        gated, density = log_alpha[..., : layout.num_gated] if layout.num_ungated else log_alpha, self.message_density(clock)
         rate = self.dual_rate_per_round(layout) / self.workload.exchanges
         return constraint.ascend(self.shape, gated, multiplier, density, rate)
 
@@ -298,9 +307,10 @@ class GatedAlgorithm(BaseAlgorithm, ABC):
         if self.dual_update is not DualUpdate.MIRROR:
             return log_alpha, multiplier
         log_alpha = constraint.cool(self.shape, log_alpha, self.cooling_factor(clock) ** (1 / self.workload.exchanges))
+        rate = MIRROR_RATE if self.dual_rate is None else self.dual_rate
         for _ in range(DUAL_STEPS_PER_EXCHANGE):
             gated = log_alpha[: layout.num_gated]
-            step = constraint.mirror_step(self.shape, gated, self.message_density(clock), self.dual_learning_rate)
+            step = constraint.mirror_step(self.shape, gated, self.message_density(clock), rate)
             log_alpha, multiplier = log_alpha - step, multiplier + step
         return self.normalize_log_alpha(log_alpha, layout), multiplier
 
@@ -354,7 +364,7 @@ class GatedAlgorithm(BaseAlgorithm, ABC):
         Gates are at least GATE_MARGIN here: weights with closed gates are then ranked by magnitude, and no kept weight is zero.
         """
         gate = gates.compute_test_gates(self.shape, server.log_alpha, self.test_gate, min_gate=GATE_MARGIN)
-        return project_to_budget(self.final_budget(server.layout), server.weights * gate, server.layout)
+        return self.project(server.weights * gate, server.layout)
 
     def unprojected_parameters(self, server: HasGates) -> Float[Tensor, " p"]:
         """Return theta~ times the test-time gate."""

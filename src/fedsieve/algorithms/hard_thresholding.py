@@ -1,4 +1,7 @@
-"""Hard thresholding H_m, which keeps the m largest weights: Fed-HT, FedIter-HT (Tong et al. 2022) and FedRound-HT."""
+"""Hard thresholding H_m, which keeps the m largest weights: Fed-HT, FedIter-HT and FedRound-HT.
+
+Fed-HT and FedIter-HT are of Tong et al. 2022, arXiv 2101.00052; FedRound-HT thresholds once a round on both sides, our variant.
+"""
 
 from abc import ABC
 from collections.abc import Sequence
@@ -9,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsieve.algorithms.base import BaseAlgorithm, project_to_budget
+from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.algorithms.fed_avg import Server, average_weights
 from fedsieve.core import budgets, topk
 from fedsieve.core.optimizers import initial_moments
@@ -57,10 +60,6 @@ class Thresholding(BaseAlgorithm, ABC):
     def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
         """Step from the broadcast towards the mean of the replies."""
         return average_weights(self, server, packet, replies, clock, draw)
-
-    def parameters(self, server: Server) -> Float[Tensor, " p"]:
-        """Return the m largest weights."""
-        return project_to_budget(self.final_budget(server.layout), server.theta, server.layout)
 
     def unprojected_parameters(self, server: Server) -> Float[Tensor, " p"]:
         """Return all weights."""

@@ -1,4 +1,4 @@
-"""Training under a mask: gradual magnitude pruning (Zhu and Gupta 2017) and a random mask as a control."""
+"""Training under a mask: gradual magnitude pruning (Zhu and Gupta 2017, arXiv 1710.01878) and a random mask as a control."""
 
 from abc import ABC
 from dataclasses import dataclass

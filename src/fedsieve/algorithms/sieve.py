@@ -17,7 +17,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from fedsieve.algorithms.base import project_to_budget
 from fedsieve.algorithms.error_feedback import ErrorFeedback
 from fedsieve.algorithms.gated import gate_diagnostics, initial_log_alpha, open_ungated
 from fedsieve.algorithms.option_rules import require_at_least, require_positive
@@ -58,6 +57,8 @@ class Sieve(ErrorFeedback):
     learning_rate: float = 2.0
     batch_size: int | Literal["all"] = 64
     client_weighting: ClientWeighting = field(default=ClientWeighting.SQRT, metadata={"section": "federation"})
+    learn_gates: bool = True
+    """whether gates follow the saliency and are sampled in local steps; sampled gates are noise in every layer of a network"""
     gate_rate: float = 0.3
     """step of log_alpha along the saliency, in units of its root mean square over m weights"""
     reply_budget: float = 1.0
@@ -98,16 +99,20 @@ class Sieve(ErrorFeedback):
     def client_init(self, packet: Packet, layout: Layout, clock: Clock, dtype: torch.dtype) -> Client:
         """Start from the broadcast: theta~ is 0 off the support, log_alpha has one value on it and one off it."""
         weights, mask = packet.field_dense("weights", dtype), packet.support_mask(dtype)
-        log_alpha = torch.where(mask > 0, packet.scalar("kept_gate", dtype), packet.scalar("default_gate", dtype))
+        on, off = (packet.scalars[name].to(dtype)[..., None] for name in ("kept_gate", "default_gate"))
+        log_alpha = torch.where(mask > 0, on, off)
         return Client(weights, open_ungated(log_alpha, layout), packet, layout)
 
     def client_step(self, objective: Objective, client: Client, batch: Batch, clock: Clock, draw: Draw) -> Client:
         """theta~ <- theta~ - eta z g; phi <- phi - gate_rate s / rms(s), with the saliency s = theta~ g.
 
-        Gates are sampled while searching and open afterwards. The Polyak step divides by the whole gradient, because |z g| tends to 0
-        as gates close.
+        Gates are sampled while searching and open afterwards; gates that are not learned are always open here. The Polyak step divides by
+        the whole gradient, because |z g| tends to 0 as gates close.
         """
         weights, log_alpha, layout = client.weights, client.log_alpha, objective.layout
+        if not self.learn_gates:
+            gradient, step_size = self.gradient_and_step_size(objective, weights, batch, clock)
+            return client._replace(weights=weights - step_size * gradient)
         gate = torch.ones_like(log_alpha)
         if self.is_searching(clock):
             noise = budgets.broadcast_within_groups(draw("gates", log_alpha.shape[-1]), layout.groups)
@@ -164,12 +169,15 @@ class Sieve(ErrorFeedback):
 
     def parameters(self, server: Server) -> Float[Tensor, " p"]:
         """Return the m largest theta~ z, with the test-time gate z (decision C5)."""
-        gate = gates.compute_test_gates(self.shape, server.log_alpha).clamp_min(GATE_MARGIN)
-        return project_to_budget(self.final_budget(server.layout), server.weights * gate, server.layout)
+        return self.project(server.weights * self.test_gates(server).clamp_min(GATE_MARGIN), server.layout)
 
     def unprojected_parameters(self, server: Server) -> Float[Tensor, " p"]:
         """Return theta~ z, with the test-time gate z."""
-        return server.weights * gates.compute_test_gates(self.shape, server.log_alpha)
+        return server.weights * self.test_gates(server)
+
+    def test_gates(self, server: Server) -> Float[Tensor, " p"]:
+        """Return the gates of the model: those at test time if they are learned, else open, as in local steps."""
+        return gates.compute_test_gates(self.shape, server.log_alpha) if self.learn_gates else torch.ones_like(server.log_alpha)
 
     def diagnostics(self, server: Server) -> dict[str, Tensor]:
         """Return densities, the shift of the dual, and the violation of the constraint."""

@@ -15,7 +15,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsieve.algorithms.base import project_to_budget
 from fedsieve.algorithms.error_feedback import ErrorFeedback
 from fedsieve.algorithms.option_rules import require_positive
 from fedsieve.core import budgets, topk
@@ -94,10 +93,6 @@ class SignHT(ErrorFeedback):
         """theta <- sent + server_rate * mean update + residual_decay * (theta - sent)."""
         update = self.aggregate_updates(packet, replies, server.weights, clock, draw)["update"]
         return server._replace(weights=self.apply_update(server.weights, packet, update, clock))
-
-    def parameters(self, server: Server) -> Float[Tensor, " p"]:
-        """Return the m largest weights."""
-        return project_to_budget(self.final_budget(server.layout), server.weights, server.layout)
 
     def unprojected_parameters(self, server: Server) -> Float[Tensor, " p"]:
         """Return all weights."""

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from fedsieve.algorithms import fed_avg
-from fedsieve.algorithms.base import DENSITY_SCHEDULE_OPTIONS, BaseAlgorithm, project_to_budget
+from fedsieve.algorithms.base import DENSITY_SCHEDULE_OPTIONS, BaseAlgorithm
 from fedsieve.core import topk
 from fedsieve.core.optimizers import Moments, initial_moments
 from fedsieve.core.packets import Packet, dense_packet, sparse_packet
@@ -121,10 +121,6 @@ class SSFL(BaseAlgorithm):
         averaged = fed_avg.Server(server.theta, server.moments, server.layout)
         averaged = fed_avg.average_weights(self, averaged, packet, replies, clock, draw)
         return server._replace(theta=averaged.theta, moments=averaged.moments)
-
-    def parameters(self, server: Server) -> Float[Tensor, " p"]:
-        """Return the m weights under the mask."""
-        return project_to_budget(self.final_budget(server.layout), self.unprojected_parameters(server), server.layout)
 
     def unprojected_parameters(self, server: Server) -> Float[Tensor, " p"]:
         """Return the weights under the mask."""

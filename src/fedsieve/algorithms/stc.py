@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from fedsieve.algorithms.base import DENSITY_SCHEDULE_OPTIONS, BaseAlgorithm, project_to_budget
+from fedsieve.algorithms.base import DENSITY_SCHEDULE_OPTIONS, BaseAlgorithm
 from fedsieve.algorithms.option_rules import require_fraction, require_positive
 from fedsieve.core import budgets, topk
 from fedsieve.core.aggregation import ClientWeighting
@@ -141,10 +141,6 @@ class STC(BaseAlgorithm):
         sent = ternary_packet(total, self.update_density)
         update = sent.field_dense("update", total.dtype)
         return Server(server.theta + update, total - update, server.updates.append(clock.round, sent), server.layout)
-
-    def parameters(self, server: Server) -> Float[Tensor, " p"]:
-        """Return the m largest weights."""
-        return project_to_budget(self.final_budget(server.layout), server.theta, server.layout)
 
     def unprojected_parameters(self, server: Server) -> Float[Tensor, " p"]:
         """Return the dense model."""

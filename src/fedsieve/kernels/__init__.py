@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache, wraps
 from importlib import import_module
 from inspect import Parameter, signature
-from operator import attrgetter
 from types import ModuleType
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -86,8 +85,8 @@ def accelerated(
         names, count = list(call.parameters), len(call.parameters)
         defaults = tuple(each.default for each in call.parameters.values() if each.default is not Parameter.empty)
         paths = [path.partition(".") for path in tensors]
-        operands = [(names.index(name), attrgetter(attribute) if attribute else None) for name, _, attribute in paths]
-        first = operands[0][0] if operands else 0
+        operands = [(names.index(name), attribute or None) for name, _, attribute in paths]
+        first, single = operands[0][0] if operands else 0, torch.float32
         KERNELS[name] = Kernel(module, name, reference, returns)
 
         @wraps(reference)
@@ -103,10 +102,8 @@ def accelerated(
             if length < min_size and not (exact and "fedsieve.kernels.vector" in sys.modules):
                 return fallback(*args)
             for position, attribute in operands:
-                tensor = args[position] if attribute is None else attribute(args[position])
-                if tensor is not None and (
-                    tensor.dtype is not torch.float32 or not tensor.is_cpu or (contiguous and not tensor.is_contiguous())
-                ):
+                tensor = args[position] if attribute is None else getattr(args[position], attribute)
+                if tensor is not None and (tensor.dtype is not single or not tensor.is_cpu or (contiguous and not tensor.is_contiguous())):
                     return fallback(*args)
             if (condition is not None and not condition(*args)) or (compiled := load(module)) is None:
                 return fallback(*args)

@@ -106,7 +106,7 @@ class Linear:
         """The mean loss of a batch for zero weights: the mean squared target, or the loss of equal probabilities."""
         y = batch.y
         if self.loss is Loss.SQUARED:
-            return (y * y).mean(-1)
+            return (y * y).mean(-1) if y.ndim == 2 else (y * y).sum(-1).mean(-1)
         return torch.full((len(y),), log(self.num_outputs if self.loss is Loss.SOFTMAX else 2), device=y.device)
 
     @accelerated("linear", "indexed_rows_gradient", tensors=("theta", "x.rows"))
@@ -120,7 +120,7 @@ class Linear:
         num_examples = logits.shape[-1]
         match self.loss:
             case Loss.SQUARED:
-                residual = logits - y[:, None]
+                residual = logits - (y[:, None] if y.ndim == 2 else y.transpose(1, 2))
                 return (residual * residual).sum((1, 2)) / num_examples, residual * (2 / num_examples)
             case Loss.LOGISTIC:
                 target = y[:, None]

@@ -1,6 +1,6 @@
 """Packets as bytes: lossless, strict, no pickle. docs/wire-format.md is the specification.
 
-packet = header  positions  scalars  fields  crc32
+packet = header  positions  scalars  fields  buffers  crc32
 """
 
 from collections.abc import Sequence
@@ -33,6 +33,9 @@ VERSION = 1
 FIELD_NAMES = ("theta", "gates", "log_alpha", "weights", "gradient", "gate_gradient", "update", "saliency")
 GATE_TRAFFIC_FIELDS = frozenset({"gates", "log_alpha", "gate_gradient"})
 """Fields of gates; all other fields are of weights."""
+BUFFERS_FLAG = 0x80
+"""Added to the kind of a packet with buffers."""
+MAX_BUFFERS = 1 << 20
 CHECKSUM_BYTES = 4
 MAX_SIZE = 1 << 31
 NUMPY_DTYPES = {Coding.FLOAT32: "<f4", Coding.FLOAT16: "<f2", Coding.UNIT8: "u1"}
@@ -60,15 +63,16 @@ class EncodedPacket(NamedTuple):
     fields: dict[str, bytes]
     paper_bytes: int
     """the paper's formula: four bytes per value, nothing for positions (L303)"""
+    buffers: bytes = b""
 
     @property
     def payload(self) -> int:
         """The number of bytes of positions and values, without header and checksum."""
-        return len(self.positions) + len(self.scalars) + sum(map(len, self.fields.values()))
+        return len(self.positions) + len(self.scalars) + sum(map(len, self.fields.values())) + len(self.buffers)
 
     def to_bytes(self) -> bytes:
         """Return the encoded message."""
-        body = b"".join((self.header, self.positions, self.scalars, *self.fields.values()))
+        body = b"".join((self.header, self.positions, self.scalars, *self.fields.values(), self.buffers))
         return body + crc32(body).to_bytes(CHECKSUM_BYTES, "little")
 
     @property
@@ -102,10 +106,13 @@ def encode_stack(packets: Packet, num_packets: int, message_id: MessageId, refer
     else:
         known = None if reference is None else reference.numpy(force=True)
         coded = [encode_positions(support, packets.size, known) for support in supports]
-    headers = {kind: MAGIC + bytes((VERSION, kind)) + rest for kind, _ in coded}
-    formula = 4 * sum(values.codes.numel() for values in packets.fields.values()) // num_packets
+    flag = BUFFERS_FLAG * bool(packets.buffers)
+    buffers = _encode_buffers(packets, num_packets) if packets.buffers else [b""] * num_packets
+    headers = {kind: MAGIC + bytes((VERSION, kind | flag)) + rest for kind, _ in coded}
+    sizes = [values.codes.numel() for values in packets.fields.values()] + [values.numel() for values in packets.buffers.values()]
+    formula = 4 * sum(sizes) // num_packets
     return [
-        EncodedPacket(headers[kind], positions, numbers[i], {name: each[i] for name, each in fields.items()}, formula)
+        EncodedPacket(headers[kind], positions, numbers[i], {name: each[i] for name, each in fields.items()}, formula, buffers[i])
         for i, (kind, positions) in enumerate(coded)
     ]
 
@@ -130,10 +137,21 @@ def _encode_list(packet: Packet, message_id: MessageId) -> EncodedPacket:
     assert packet.support is not None
     assert not packet.scalars
     num_vectors, count = packet.support.shape
-    header = MAGIC + bytes((VERSION, KIND_LIST)) + _encode_header(packet, message_id, (count, num_vectors))
-    parts = encode_stack(packet, num_vectors, message_id) if num_vectors else []
+    kind = KIND_LIST | BUFFERS_FLAG * bool(packet.buffers)
+    header = MAGIC + bytes((VERSION, kind)) + _encode_header(packet, message_id, (count, num_vectors))
+    parts = encode_stack(packet._replace(buffers={}), num_vectors, message_id) if num_vectors else []
     fields = {name: b"".join(part.fields[name] for part in parts) for name in packet.fields}
-    return EncodedPacket(header, b"".join(part.positions for part in parts), b"", fields, sum(part.paper_bytes for part in parts))
+    positions, buffers = b"".join(part.positions for part in parts), _encode_buffers(packet, 1)[0] if packet.buffers else b""
+    paper_bytes = sum(part.paper_bytes for part in parts) + 4 * sum(values.numel() for values in packet.buffers.values())
+    return EncodedPacket(header, positions, b"", fields, paper_bytes, buffers)
+
+
+def _encode_buffers(packets: Packet, num_packets: int) -> list[bytes]:
+    """Return the number of buffers, and of each its number, its length and its values as float32."""
+    arrays = {number: values.numpy(force=True).reshape(num_packets, -1).astype("<f4") for number, values in packets.buffers.items()}
+    heads = {number: encode_varint(number) + encode_varint(array.shape[1]) for number, array in arrays.items()}
+    count = encode_varint(len(arrays))
+    return [count + b"".join(heads[number] + array[i].tobytes() for number, array in arrays.items()) for i in range(num_packets)]
 
 
 def _encode_values(field: QuantizedField, num_packets: int) -> list[bytes]:
@@ -170,6 +188,7 @@ def decode(data: bytes, message_id: MessageId, size: int, reference: torch.Tenso
     version, kind = reader.read(2, "version and kind")
     if version != VERSION:
         raise PacketError(f"format version {version}; this reads version {VERSION}")
+    has_buffers, kind = bool(kind & BUFFERS_FLAG), kind & ~BUFFERS_FLAG
     if kind > (KIND_LIST if accept_lists else KIND_DIFF):
         raise PacketError(f"unknown kind {kind}")
     fingerprint = int.from_bytes(reader.read(4, "fingerprint"), "little")
@@ -187,14 +206,18 @@ def decode(data: bytes, message_id: MessageId, size: int, reference: torch.Tenso
     scalars = [_lookup(SCALAR_NAMES, byte, "scalar") for byte in reader.read(counts & 0xF, "scalar names")]
     if len({name for name, _ in names}) < len(names) or len(set(scalars)) < len(scalars):
         raise PacketError("a field or scalar appears twice")
-    if kind == KIND_SEED and counts:
-        raise PacketError("a seed packet must have no fields")
+    if kind == KIND_SEED and (counts or has_buffers):
+        raise PacketError("a seed packet must have no fields and no buffers")
     if num_vectors is not None:
-        return _read_list(reader, num_vectors, count, size, names, len(scalars))
+        packet = _read_list(reader, num_vectors, count, size, names, len(scalars))
+        packet = packet._replace(buffers=_read_buffers(reader)) if has_buffers else packet
+        _require_end(reader)
+        return packet
     known = None if reference is None else reference.numpy(force=True)
     support = read_positions(reader, kind, count, size, known)
     numbers = _require_finite(np.frombuffer(reader.read(4 * len(scalars), "scalars"), "<f4"), "a scalar")
     fields = {name: _read_values(reader, count, coding, name) for name, coding in names}
+    buffers = _read_buffers(reader) if has_buffers else {}
     _require_end(reader)
     return Packet(
         size,
@@ -202,6 +225,7 @@ def decode(data: bytes, message_id: MessageId, size: int, reference: torch.Tenso
         fields,
         {name: torch.tensor(float(number), dtype=torch.float32) for name, number in zip(scalars, numbers, strict=True)},
         seed,
+        buffers,
     )
 
 
@@ -215,10 +239,24 @@ def _read_list(reader: Reader, num_vectors: int, count: int, size: int, names: l
     for i in range(num_vectors):
         supports[i] = read_subset(reader, count, size)
     fields = [_read_values(reader, count, coding, name) for _ in range(num_vectors)]
-    _require_end(reader)
     codes = torch.stack([field.codes for field in fields]) if fields else torch.zeros((0, count), dtype=torch.int8)
     scale = torch.stack([field.scale for field in fields if field.scale is not None]) if fields else torch.zeros(0)
     return Packet(size, torch.from_numpy(supports), {name: QuantizedField(codes, scale, coding)}, {})
+
+
+def _read_buffers(reader: Reader) -> dict[int, torch.Tensor]:
+    """Return the buffers of a packet by number; the numbers increase."""
+    buffers: dict[int, torch.Tensor] = {}
+    for _ in range(reader.read_varint(MAX_BUFFERS, "number of buffers")):
+        number = reader.read_varint(MAX_BUFFERS, "a buffer's number")
+        if buffers and number <= max(buffers):
+            raise PacketError("the numbers of buffers do not increase")
+        length = reader.read_varint(len(reader.data) // 4, "a buffer's length")
+        values = _require_finite(np.frombuffer(reader.read(4 * length, "a buffer"), "<f4"), "a buffer")
+        buffers[number] = torch.from_numpy(values.astype(np.float32))
+    if not buffers:
+        raise PacketError("a packet with buffers has none")
+    return buffers
 
 
 def _require_end(reader: Reader) -> None:
@@ -226,9 +264,9 @@ def _require_end(reader: Reader) -> None:
         raise PacketError(f"{len(reader.data) - reader.position} bytes after the end")
 
 
-def max_packet_size(size: int, field_names: frozenset[str]) -> int:
-    """Return an upper bound for the bytes of a packet: header and checksum, a bitmap, four bytes per value, scales."""
-    return 128 + size // 8 + len(field_names) * (4 * size + 4)
+def max_packet_size(size: int, field_names: frozenset[str], num_buffer_values: int = 0) -> int:
+    """Return an upper bound for the bytes of a packet: header and checksum, a bitmap, four bytes per value, scales, buffers."""
+    return 128 + size // 8 + len(field_names) * (4 * size + 4) + 12 * num_buffer_values
 
 
 def _lookup(table: tuple[str, ...], number: int, what: str) -> str:
@@ -289,7 +327,7 @@ def measure_traffic(messages: Sequence[EncodedPacket]) -> Traffic:
     first, count = messages[0], len(messages)
     gates = count * sum(len(values) for name, values in first.fields.items() if name in GATE_TRAFFIC_FIELDS)
     weights = count * sum(map(len, first.fields.values())) - gates
-    header, scalars = count * (len(first.header) + CHECKSUM_BYTES), count * len(first.scalars)
+    header, scalars = count * (len(first.header) + CHECKSUM_BYTES), count * (len(first.scalars) + len(first.buffers))
     positions = sum([len(message.positions) for message in messages])
     payload = positions + scalars + weights + gates
     return Traffic(count * first.paper_bytes, payload, header + payload, header, positions, scalars, weights, gates)
