@@ -8,7 +8,8 @@ import torch
 from scipy.sparse import csr_matrix
 
 from fedsieve.algorithms import ALGORITHMS
-from fedsieve.algorithms.flops_pa import FlopsPA, GateEncoding, GateNoise
+from fedsieve.algorithms.flops_pa import FlopsPA, GateEncoding
+from fedsieve.algorithms.gated import GateNoise
 from fedsieve.core.optimizers import StepRule
 from fedsieve.core.schedules import LogAlphaScaling
 from fedsieve.core.types import Clock

@@ -206,6 +206,13 @@ def load_fed_ht_mnist(folder: Path | None) -> TrainAndTest:
 
 
 @lru_cache(maxsize=1)
+def load_heterofl_mnist(folder: Path | None) -> TrainAndTest:
+    """MNIST as images on 100 clients with two classes each, as in HeteroFL."""
+    (x, y), test, source, _ = load_mnist_images(folder)
+    return TrainAndTest((x, y), test, source, published.assign_two_classes(y, published.NUM_MNIST_CLIENTS, generator(0, "two classes")))
+
+
+@lru_cache(maxsize=1)
 def load_fedml_mnist(folder: Path | None) -> TrainAndTest:
     """MNIST on 1000 clients with two digits each, as in FedProx and FedML."""
     (x, y), (test_x, test_y), _, _ = load_mnist(folder)
@@ -286,6 +293,7 @@ LOADERS: dict[str, Callable[[Path | None], TrainAndTest]] = {
     "fed-ht-logistic": simulated_fed_ht(1000, 1.0, logistic=True),
     "fed-ht-mnist": load_fed_ht_mnist,
     "fedml-mnist": load_fedml_mnist,
+    "heterofl-mnist": load_heterofl_mnist,
 }
 SYNTHETIC_LOADERS: dict[str, Callable[[Path | None], TrainAndTest]] = {
     "digits": load_digits,
@@ -302,4 +310,5 @@ SYNTHETIC_LOADERS: dict[str, Callable[[Path | None], TrainAndTest]] = {
     "fed-ht-logistic": simulated_fed_ht(20, 1.0, logistic=True),
     "fed-ht-mnist": synthetic_images(784, 10, (784,), num_owners=published.NUM_MNIST_CLIENTS),
     "fedml-mnist": synthetic_images(784, 10, (784,), num_owners=published.NUM_POWER_LAW_CLIENTS),
+    "heterofl-mnist": synthetic_images(784, 10, (1, 28, 28), num_owners=published.NUM_MNIST_CLIENTS),
 }

@@ -72,13 +72,13 @@ class Standardizer(NamedTuple):
 
     def to_original(self, matrix: Tensor, intercept: Tensor | None) -> tuple[np.ndarray, np.ndarray]:
         """Coefficients (outputs, features) and intercepts (outputs,) for examples that are not standardized."""
-        coef = matrix.double().numpy() * self.target.scale / self.features.scale
+        coef = matrix.double().numpy() * self.target.scale[:, None] / self.features.scale
         offset = np.zeros(len(coef)) if intercept is None else intercept.double().numpy() * self.target.scale + self.target.mean
         return coef, offset - coef @ self.features.mean
 
     def to_standardized(self, coef: np.ndarray, intercept: np.ndarray | None) -> Tensor:
         """The parameter vector for standardized examples; `intercept` is None if the model has none."""
-        matrix = coef * self.features.scale / self.target.scale
+        matrix = coef * self.features.scale / self.target.scale[:, None]
         offset = [] if intercept is None else (intercept + coef @ self.features.mean - self.target.mean) / self.target.scale
         return torch.from_numpy(np.concatenate((matrix.reshape(-1), offset)).astype(np.float32))
 
@@ -92,5 +92,5 @@ def fit_standardizer(
         federated_standardization(x, counts, center=center)
         if scale_features and isinstance(x, np.ndarray)
         else identity_scale(num_features),
-        federated_standardization(y[:, None], counts, center=center) if scale_target else identity_scale(1),
+        federated_standardization(y.reshape(len(y), -1), counts, center=center) if scale_target else identity_scale(1),
     )

@@ -1,23 +1,51 @@
-"""The default exchange: the whole cohort at once; bytes are counted on encoded messages, all or one per exchange."""
+"""The default exchange: the cohort in stacks, on all cores; bytes are counted on encoded messages, all or one per exchange."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
+from typing import NamedTuple
+
+from torch import Tensor
 
 from fedsieve import wire
 from fedsieve.core.packets import Packet, concatenate
-from fedsieve.core.types import NO_MEMORIES, ClientMemories, Clock, ExchangeResult, Reply, StackedReplies, Traffic
+from fedsieve.core.types import NO_MEMORIES, ClientMemories, ClientMemory, Clock, ExchangeResult, Reply, StackedReplies, Traffic
 from fedsieve.runtime.client_data import ClientData
-from fedsieve.runtime.client_memory import Message, choose_messages
+from fedsieve.runtime.client_memory import choose_messages
 from fedsieve.runtime.context import RunContext
 from fedsieve.runtime.local_training import ClientEngine
 from fedsieve.runtime.sparse_training import SparseClientEngine, make_client_engine
+from fedsieve.runtime.workers import WorkerPool, split_evenly
 
 CACHE_FLOATS = 800_000
 """Numbers of the clients that train together (examples and a few vectors as long as the model) that fit into a core's cache."""
 VECTORS_PER_CLIENT = 8
 """Vectors as long as the model that a local step of one client uses."""
+MIN_SHARED_SECONDS = 0.002
+"""Least time that workers must save in an exchange: ten times what it takes to send them their part and to receive their replies."""
+START_SECONDS = 0.2
+"""Least time that workers must save in the whole run: ten times what it takes to start them."""
+
+
+class Job(NamedTuple):
+    """Clients that train together, and the message they receive."""
+
+    packet: Packet
+    clients: list[int]
+
+
+TrainedStacks = tuple[list[Packet], Traffic, dict[int, ClientMemory]]
+"""Stacks of replies, the bytes of their messages, and what their clients keep."""
+
+
+@dataclass
+class WorkerState:
+    """The workers of an engine once they are started, and what is measured before."""
+
+    num_exchanges: int = 0
+    pool: WorkerPool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +56,9 @@ class BatchedEngine:
     data: ClientData
     sample_bytes: bool = False
     """encode one reply per exchange and count it for all; the sizes of replies differ only in their positions"""
+    num_workers: int = 1
+    """the most processes among which the stacks are divided; replies and bytes do not depend on it"""
+    workers: WorkerState = field(default_factory=WorkerState, init=False, compare=False, repr=False)
 
     @cached_property
     def client_engine(self) -> ClientEngine | SparseClientEngine:
@@ -36,38 +67,72 @@ class BatchedEngine:
 
     def __call__(self, clock: Clock, packet: Packet, clients: Sequence[int], memories: ClientMemories = NO_MEMORIES) -> ExchangeResult:
         """Send the packet to the clients and return their replies."""
-        message_id, support = self.context.message_id(clock), self.context.resolve_seed(packet, clock).support
+        support = self.context.resolve_seed(packet, clock).support
         messages = choose_messages(self.context, clock, packet, clients, memories)
-        downlink, uplink, stacks = Traffic(), Traffic(), []
         kept = {client: memories.by_client[client] for client in clients if client in memories.by_client}
-        for message, group in self._group_by_message(messages):
+        downlink, uplink, stacks, jobs = Traffic(), Traffic(), [], []
+        # a client that caught up starts from weights of its own; all others start from the broadcast
+        for group in [[client] for client in clients] if self.context.has_catch_up else [clients]:
+            message = messages[group[0]]
             downlink = downlink + wire.measure_traffic([message.encoded] * len(group))
-            received = self.context.receive(message.packet, clock, kept.get(group[0]))
-            for replies in self.client_engine.train(received, clock, self._cache_sized_chunks(group), kept):
-                stacks.append(replies)
-                if not self.sample_bytes:
-                    uplink = uplink + wire.measure_traffic(wire.encode_stack(replies, replies.stack_size, message_id, support))
-                elif len(stacks) == 1:
-                    uplink = wire.measure_traffic(wire.encode_stack(replies.unstack()[0], 1, message_id, support) * len(clients))
-        counts = [self.data.num_examples(client) for client in clients]
+            jobs += [Job(message.packet, chunk) for chunk in cache_sized_chunks(self.context, self.data, group)]
+        trained = [self._train_stacks(clock, support, jobs, kept)] if self.num_workers == 1 else self._train_all(clock, support, jobs, kept)
+        for replies, traffic, memory in trained:
+            stacks += replies
+            uplink = uplink + traffic
+            kept |= memory
+        if self.sample_bytes:
+            message_id = self.context.message_id(clock)
+            uplink = wire.measure_traffic(wire.encode_stack(stacks[0].unstack()[0], 1, message_id, support) * len(clients))
+        counts = [self.data.claimed_examples[client] for client in clients]
         if (stack := concatenate(stacks)) is not None:
             return ExchangeResult(StackedReplies(clients, stack, counts), [], downlink, uplink, kept)
         packets = [packet for stack in stacks for packet in stack.unstack()]
         return ExchangeResult([Reply(*reply) for reply in zip(clients, packets, counts, strict=True)], [], downlink, uplink, kept)
 
-    def _group_by_message(self, messages: Mapping[int, Message]) -> list[tuple[Message, list[int]]]:
-        """Return the clients that start from the same weights, in order: all of them, or each alone if messages build on memories."""
-        memory = self.context.support.memory
-        if memory is None or memory.catch_up is None:
-            return [(next(iter(messages.values())), list(messages))]
-        return [(message, [client]) for client, message in messages.items()]
+    def _train_all(
+        self, clock: Clock, support: Tensor | None, jobs: list[Job], memories: Mapping[int, ClientMemory]
+    ) -> list[TrainedStacks]:
+        """Return what `_train_stacks` returns, computed here or, if that pays, in parts by all workers.
 
-    def _cache_sized_chunks(self, clients: Sequence[int]) -> Iterator[list[int]]:
-        """Yield clients that fit into the cache together, in order; clients with sparse examples one by one."""
-        context, data = self.context, self.data
-        batch_size, layout = context.workload.batch_size, context.objective.layout
-        for size, group in groupby(clients, key=lambda client: batch_size or data.num_examples(client)):
-            members = list(group)
-            floats = size * data.num_features + VECTORS_PER_CLIENT * layout.size
-            width = 1 if data.is_sparse else max(1, CACHE_FLOATS // floats)
-            yield from (members[i : i + width] for i in range(0, len(members), width))
+        The second exchange is timed, because the first one loads kernels; the workers are started after it. Which clients form a stack
+        does not depend on the number of workers, and neither does any bit of a reply.
+        """
+        parts = split_evenly(jobs, [len(job.clients) for job in jobs], self.num_workers)
+        if self.workers.pool is not None and len(parts) > 1:
+            kept = ({client: memories[client] for job in part for client in job.clients if client in memories} for part in parts)
+            return self.workers.pool.map(self._train_stacks, [(clock, support, part, own) for part, own in zip(parts, kept, strict=True)])
+        began = time.perf_counter()
+        trained = self._train_stacks(clock, support, jobs, memories)
+        self.workers.num_exchanges += 1
+        if self.workers.num_exchanges == 2 and len(parts) > 1:
+            sizes = [sum(len(job.clients) for job in part) for part in parts]
+            saved = (time.perf_counter() - began) * (1 - max(sizes) / sum(sizes))
+            num_left = (clock.num_rounds - clock.round - 1) * self.context.workload.exchanges
+            if saved > MIN_SHARED_SECONDS and num_left * saved > START_SECONDS:
+                self.workers.pool = WorkerPool(self._train_stacks, len(parts) - 1)
+        return [trained]
+
+    def _train_stacks(
+        self, clock: Clock, support: Tensor | None, jobs: Sequence[Job], memories: Mapping[int, ClientMemory]
+    ) -> TrainedStacks:
+        """Train stacks of clients, those with the same message one after another, unless what they make of it depends on their memory."""
+        message_id, kept, uplink, stacks = self.context.message_id(clock), dict(memories), Traffic(), []
+        for _, group in groupby(jobs, key=lambda job: (id(job.packet), job.clients[0] if self.context.has_catch_up else None)):
+            same = list(group)
+            received = self.context.receive(same[0].packet, clock, kept.get(same[0].clients[0]))
+            for replies in self.client_engine.train(received, clock, (job.clients for job in same), kept):
+                stacks.append(replies)
+                if not self.sample_bytes:
+                    uplink = uplink + wire.measure_traffic(wire.encode_stack(replies, replies.stack_size, message_id, support))
+        return stacks, uplink, kept
+
+
+def cache_sized_chunks(context: RunContext, data: ClientData, clients: Sequence[int]) -> Iterator[list[int]]:
+    """Yield clients that fit into the cache together, in order; clients with sparse examples one by one."""
+    batch_size, layout = context.workload.batch_size, context.objective.layout
+    for size, group in groupby(clients, key=lambda client: batch_size or data.num_examples[client]):
+        members = list(group)
+        floats = size * data.num_features + VECTORS_PER_CLIENT * layout.size
+        width = 1 if data.is_sparse else max(1, CACHE_FLOATS // floats)
+        yield from (members[i : i + width] for i in range(0, len(members), width))

@@ -1,10 +1,12 @@
 """The examples of simulated clients: one matrix with the examples of all clients, and their mini-batches."""
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from math import prod
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from fedsieve.core.batches import BatchSampling, IndexedRows, SparseBatch, gather
@@ -24,29 +26,47 @@ class ClientData:
         objective: Objective,
         batch_size: int | None,
         batch_sampling: BatchSampling = BatchSampling.SHUFFLED,
+        sample_weights: Float[np.ndarray, " n"] | None = None,
     ) -> None:
+        if sample_weights is not None and batch_size is None:
+            raise ValueError("weights of examples need mini-batches, in which heavy examples occur more often; set batch_size to a number")
         self.x = x
         self.y = y
         self.is_sparse = not isinstance(x, Tensor)
         self.num_features = prod(x.shape[1:])
         """number of values of an example"""
-        self.counts = np.asarray(counts, dtype=np.int64)
-        self.offsets = np.concatenate(([0], np.cumsum(self.counts)))
+        self.num_examples = [int(count) for count in counts]
+        """n_k of every client"""
+        self.offsets = np.concatenate(([0], np.cumsum(self.num_examples)))
         self._objective = objective
         self._batch_size = batch_size
         self._batch_sampling = batch_sampling
+        self._sample_weights = sample_weights
+        """how often an example is drawn, relative to the others; None: all equally often"""
         self._smoothness: dict[int, float] = {}
         self._round_batches: tuple[tuple[int, ...], dict[tuple[int, ...], list[tuple[Tensor, Tensor]]]] = ((), {})
         """the key of the last round, and the indices and labels of its batches by stack of clients"""
 
-    def num_examples(self, client: int) -> int:
-        """Return n_k."""
-        return int(self.counts[client])
+    def as_whole_batches(self) -> "ClientData":
+        """Return the same examples with one batch per client, of all its examples."""
+        return ClientData(self.x, self.y, self.num_examples, self._objective, None)
+
+    @cached_property
+    def claimed_examples(self) -> list[float]:
+        """What each client counts in the mean: n_k, or the sum of its weights in units of the smallest such sum."""
+        if self._sample_weights is None:
+            return list(self.num_examples)
+        counts = np.asarray(self.num_examples)
+        totals = np.bincount(np.repeat(np.arange(len(counts)), counts), self._sample_weights, len(counts))
+        return (totals / totals[counts > 0].min()).tolist()
 
     def epoch_batches(self, seed: int, round: int, client: int, num_batches: int) -> np.ndarray:
         """Return the examples of one client in the batches of a round, (num_batches, b)."""
+        if self._sample_weights is not None:
+            weights = self._sample_weights[self.offsets[client] : self.offsets[client + 1]]
+            return draw_weighted_batches(seed, round, client, weights, self._batch_size or len(weights), num_batches)
         draw = draw_batches if self._batch_sampling is BatchSampling.INDEPENDENT else shuffle_into_batches
-        return draw(seed, round, client, self.num_examples(client), self._batch_size, num_batches)
+        return draw(seed, round, client, self.num_examples[client], self._batch_size, num_batches)
 
     def batches(self, seed: int, clock: Clock, clients: Sequence[int], workload: Workload) -> Iterator[Batch]:
         """Yield the batches of a stack of clients in one exchange, (k, b, ...).
@@ -79,7 +99,7 @@ class ClientData:
         if isinstance(self.x, Tensor):
             part = slice(int(self.offsets[client]), int(self.offsets[client + 1]))
             return Batch(self.x[part], self.y[part])
-        return self.sparse_batches(client, np.arange(self.num_examples(client))[None]).batch(0)[1]
+        return self.sparse_batches(client, np.arange(self.num_examples[client])[None]).batch(0)[1]
 
     def smoothness(self, clients: Sequence[int], step_rule: StepRule, dtype: torch.dtype) -> Tensor | None:
         """Return L of each client's mini-batch loss, computed once per client, or None if the step rule does not need it.
@@ -91,7 +111,7 @@ class ClientData:
             return None
         for client in clients:
             if client not in self._smoothness:
-                num_examples = self.num_examples(client)
+                num_examples = self.num_examples[client]
                 fits_exactly = step_rule is StepRule.POLYAK and num_examples <= self.num_features
                 batch_size = self._batch_size or num_examples
                 smoothness = 0.0 if fits_exactly else float(self._objective.smoothness(self.client(client), batch_size))
@@ -151,3 +171,16 @@ def draw_batches(seed: int, round: int, client: int, num_examples: int, batch_si
         return np.tile(np.arange(num_examples), (num_batches, 1))
     rng = generator(seed, "rows", round, client)
     return np.stack([rng.choice(num_examples, batch_size, replace=num_examples < batch_size) for _ in range(num_batches)])
+
+
+def draw_weighted_batches(
+    seed: int, round: int, client: int, weights: Float[np.ndarray, " n"], batch_size: int, num_batches: int
+) -> np.ndarray:
+    """Return the batches of a client in a round, (num_batches, batch_size): an example occurs in proportion to its weight, up to one.
+
+    Systematic sampling: the examples at equidistant points of the cumulated weights, in random order.
+    """
+    rng, total, cumulated = generator(seed, "rows", round, client), num_batches * batch_size, np.cumsum(weights)
+    points = (np.arange(total) + rng.random()) * (cumulated[-1] / total)
+    drawn = np.searchsorted(cumulated, points, side="right").clip(max=len(weights) - 1)
+    return rng.permutation(drawn).reshape(num_batches, batch_size)

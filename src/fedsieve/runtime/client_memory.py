@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsieve import wire
 from fedsieve.core.packets import Packet
-from fedsieve.core.types import Algorithm, ClientMemories, ClientMemory, Clock, Layout
+from fedsieve.core.types import Algorithm, ClientMemories, ClientMemory, Clock, Layout, MemorySupport
 from fedsieve.formatting import format_bytes
 from fedsieve.runtime.context import RunContext
 
@@ -27,14 +27,18 @@ def choose_messages(
 ) -> dict[int, Message]:
     """Return the shortest message for each client: the broadcast, or one that builds on the client's memory."""
     message_id = context.message_id(clock)
-    broadcast = Message(packet, wire.encode(packet, message_id))
+    known_support = () if context.known_support is None else (context.known_support,)
+    broadcast = Message(packet, wire.encode(packet, message_id, *known_support))
+    if not context.has_catch_up:
+        return dict.fromkeys(clients, broadcast)
     by_round: dict[int | None, Message] = {}
     messages = {}
     for client in clients:
         memory = memories.by_client.get(client)
         known = None if memory is None else memory.round
         if known not in by_round:
-            shorter = (Message(each, wire.encode(each, message_id)) for each in memories.catch_up(known))
+            catch_up = (each._replace(buffers=packet.buffers) for each in memories.catch_up(known))
+            shorter = (Message(each, wire.encode(each, message_id)) for each in catch_up)
             by_round[known] = min((broadcast, *shorter), key=lambda message: message.encoded.length)
         messages[client] = by_round[known]
     return messages
@@ -43,8 +47,7 @@ def choose_messages(
 def restore_memory(context: RunContext, client: Any, clients: Sequence[int], memories: MutableMapping[int, ClientMemory]) -> Any:
     """Return a stack of clients with the vectors that each of them kept."""
     support = context.support.memory
-    if support is None or not any(name in memories for name in clients):
-        return client
+    assert support is not None, "only clients of an algorithm with memory have memories"
     return client._replace(**{name: _stack_kept(getattr(client, name), name, clients, memories) for name in support.vectors})
 
 
@@ -53,16 +56,19 @@ def _stack_kept(initial: Tensor, name: str, clients: Sequence[int], memories: Mu
 
 
 def store_memory(
-    context: RunContext, client: Any, replies: Packet, clock: Clock, clients: Sequence[int], memories: MutableMapping[int, ClientMemory]
+    support: MemorySupport,
+    client: Any,
+    replies: Packet,
+    clock: Clock,
+    clients: Sequence[int],
+    memories: MutableMapping[int, ClientMemory],
 ) -> None:
     """Replace the memories of a stack of clients by those after their replies."""
-    support = context.support.memory
-    if support is not None:
-        kept = support.after_reply(client, replies)
-        if support.catch_up is not None:
-            kept[support.catch_up.model_field] = getattr(client, support.catch_up.model_field)
-        for i, each in enumerate(clients):
-            memories[each] = ClientMemory(clock.round, {name: vectors[i].clone() for name, vectors in kept.items()})
+    kept = support.after_reply(client, replies)
+    if support.catch_up is not None:
+        kept[support.catch_up.model_field] = getattr(client, support.catch_up.model_field)
+    for i, each in enumerate(clients):
+        memories[each] = ClientMemory(clock.round, {name: vectors[i].clone() for name, vectors in kept.items()})
 
 
 def memory_bytes(algorithm: Algorithm, layout: Layout, num_clients: int, dtype: torch.dtype) -> int:

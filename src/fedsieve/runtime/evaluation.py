@@ -14,6 +14,7 @@ from fedsieve.algorithms.gated import HasGateDistribution, HasGates
 from fedsieve.core.gates import active_probability
 from fedsieve.core.optimizers import StepRule
 from fedsieve.core.types import ClientMemory, Traffic
+from fedsieve.runtime.buffers import append_buffers
 from fedsieve.runtime.failures import LATE_REASON
 from fedsieve.runtime.rounds import RoundResult
 
@@ -43,6 +44,8 @@ class RunState(NamedTuple):
     """time spent on these rounds"""
     memories: Mapping[int, ClientMemory] = {}
     """what each client keeps until its next round"""
+    buffers: Tensor | None = None
+    """(b,): the buffers of the model; None: the initial ones, or none at all"""
 
 
 def measure_rounds(
@@ -57,16 +60,16 @@ def measure_rounds(
 ) -> Iterator[MeasuredRound]:
     """Yield each round with one row of metrics; raise DivergedError if the weights diverge.
 
-    `evaluate` returns the metrics of a parameter vector. If `dense_metric` is set, the row also has this metric of the parameters
-    before the final projection. `extra_columns` returns further columns of a round.
+    `evaluate` returns the metrics of a vector of parameters and buffers. If `dense_metric` is set, the row also has this metric of the
+    parameters before the final projection. `extra_columns` returns further columns of a round.
     """
     started = time.perf_counter() - seconds_before
     for result in rounds:
         parameters, unprojected = algorithm.parameters(result.server), algorithm.unprojected_parameters(result.server)
         raise_if_diverged(algorithm, result, unprojected, has_malicious_clients=has_malicious_clients)
-        row: dict[str, Any] = {"round": result.round + 1, **evaluate(parameters)}
+        row: dict[str, Any] = {"round": result.round + 1, **evaluate(append_buffers(parameters, result.buffers))}
         if dense_metric is not None and (unprojected != 0).sum() > (parameters != 0).sum():
-            row["dense_value"] = evaluate(unprojected)[dense_metric]
+            row["dense_value"] = evaluate(append_buffers(unprojected, result.buffers))[dense_metric]
         row |= {name: float(value) for name, value in algorithm.diagnostics(result.server).items()}
         row |= {**traffic_columns(result.uplink, result.downlink), **extra_columns(result)}
         row |= {"cohort": result.cohort, "replied": result.replied, "rejected": result.rejected}

@@ -38,7 +38,7 @@ class LoopEngine:
             downlink, uplink = downlink + wire.measure_traffic([encoded]), uplink + wire.measure_traffic([answer])
             try:
                 reply = wire.decode(answer.to_bytes(), message_id, context.objective.layout.size, support)
-                replies.append(Reply(client, reply, self.data.num_examples(client)))
+                replies.append(Reply(client, reply, self.data.claimed_examples[client]))
             except wire.PacketError as error:
                 rejected.append((client, str(error)))
         return ExchangeResult(replies, rejected, downlink, uplink, kept)
@@ -48,7 +48,8 @@ class LoopEngine:
     ) -> tuple[wire.EncodedPacket, ClientMemory | None]:
         """Return the encoded reply of one client to a message, and what the client keeps if the reply is accepted."""
         context, message_id = self.context, self.context.message_id(clock)
-        packet = context.receive(wire.decode(message, message_id, context.objective.layout.size, accept_lists=True), clock, memory)
+        received = wire.decode(message, message_id, context.objective.layout.size, context.known_support, accept_lists=True)
+        packet = context.receive(received, clock, memory)
         memories = {} if memory is None else {client: memory}
         (replies,) = self.client_engine.train(packet, clock, [[client]], memories)
         return wire.encode(replies.unstack()[0], message_id, packet.support), memories.get(client)

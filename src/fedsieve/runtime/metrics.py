@@ -10,8 +10,11 @@ from torch.nn import functional
 from fedsieve.objectives.losses import Loss
 
 
-def regression_metrics(prediction: Float[Tensor, "n 1"], y: Float[Tensor, " n"]) -> dict[str, float]:
-    """Return MSE and R2."""
+def regression_metrics(prediction: Float[Tensor, "n c"], y: Float[Tensor, "n *c"]) -> dict[str, float]:
+    """Return MSE and R2; of several targets the means over them."""
+    if y.ndim == 2:
+        parts = [regression_metrics(prediction[:, [i]], y[:, i]) for i in range(y.shape[1])]
+        return {name: sum(part[name] for part in parts) / len(parts) for name in parts[0]}
     error = ((prediction[:, 0] - y) ** 2).mean()
     return {"r2": float(1 - error / ((y - y.mean()) ** 2).mean()), "mse": float(error)}
 
@@ -29,10 +32,10 @@ def multiclass_metrics(logits: Float[Tensor, "n c"], y: Tensor) -> dict[str, flo
 
 def multilabel_metrics(logits: Float[Tensor, "n c"], y: Float[Tensor, "n c"]) -> dict[str, float]:
     """Return micro-averaged F1 and binary cross-entropy."""
-    said, true = logits > 0, y > 0.5
-    hits = (said & true).sum()
+    predicted, true = logits > 0, y > 0.5
+    hits = (predicted & true).sum()
     return {
-        "micro_f1": float(2 * hits / (said.sum() + true.sum()).clamp_min(1)),
+        "micro_f1": float(2 * hits / (predicted.sum() + true.sum()).clamp_min(1)),
         "bce": float(functional.binary_cross_entropy_with_logits(logits, y)),
     }
 

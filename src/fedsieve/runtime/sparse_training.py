@@ -54,7 +54,9 @@ class SparseClientEngine:
 
     def _reply_on_all_features(self, state: Any, clock: Clock, clients: list[int], memories: MutableMapping[int, ClientMemory]) -> Packet:
         """Return the reply of a client that starts from a state as long as the model."""
-        client = restore_memory(self.context, add_client_axis(state), clients, memories)
+        client = add_client_axis(state)
+        if memories:
+            client = restore_memory(self.context, client, clients, memories)
         projected = self.context.support.projected_field
         nonzero = None if projected is None else self._nonzero_features(getattr(client, projected))
         examples = self._round_examples(clock, clients, nonzero)
@@ -98,7 +100,8 @@ class SparseClientEngine:
         draw = self._draw(clock, self.context.workload.local_steps, clients)
         client = self.context.support.apply_skipped_steps(client, num_skipped, clock)
         reply = self.context.algorithm.client_reply(client, clock, draw)
-        store_memory(self.context, client, reply, clock, clients, memories)
+        if self.context.support.memory is not None:
+            store_memory(self.context.support.memory, client, reply, clock, clients, memories)
         return reply
 
     def _round_examples(self, clock: Clock, clients: list[int], extra_features: np.ndarray | None) -> SparseRoundData:

@@ -31,6 +31,8 @@ FORMAT_VERSION = 1
 SUFFIX = ".safetensors"
 MEMORY_PREFIX = "client "
 """Tensors that clients keep are named "client 7.residual"."""
+BUFFERS_NAME = "model buffers"
+"""The tensor with the buffers of the model."""
 SCALAR_TYPES = (bool, int, float, str, type(None))
 MAY_CHANGE = frozenset({"rounds"})
 """Settings that may change when a run is resumed. Schedules then follow the new number of rounds from the current round on."""
@@ -56,6 +58,8 @@ class Checkpoint(NamedTuple):
     """the other values of the server state"""
     memories: dict[int, ClientMemory]
     """what each client keeps until its next round"""
+    buffers: Tensor | None = None
+    """the buffers of the model, if it has any"""
     damage_reports: tuple[str, ...] = ()
     """newer checkpoints that are damaged, and why"""
 
@@ -80,7 +84,12 @@ def find_non_finite(server: Any) -> str | None:
 
 
 def save(
-    folder: Path, rounds_done: int, server: Any, settings: Mapping[str, Any], memories: Mapping[int, ClientMemory] = MappingProxyType({})
+    folder: Path,
+    rounds_done: int,
+    server: Any,
+    settings: Mapping[str, Any],
+    memories: Mapping[int, ClientMemory] = MappingProxyType({}),
+    buffers: Tensor | None = None,
 ) -> Path:
     """Write a checkpoint and keep the previous one. If an error is raised, the existing checkpoints are unchanged."""
     if (field := find_non_finite(server)) is not None:
@@ -88,7 +97,7 @@ def save(
             f"the state after round {rounds_done} is not stored, because its {field} is not finite and no resumed run could use it; "
             f"the last finite checkpoint is kept, resume from it with a lower learning rate or a robust aggregator"
         )
-    content = encode(rounds_done, server, settings, memories)
+    content = encode(rounds_done, server, settings, memories, buffers)
     if not folder.is_dir():
         folder.mkdir(parents=True)
         atomic.fsync_directory(folder.parent)
@@ -136,7 +145,11 @@ def check_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 
 def encode(
-    rounds_done: int, server: Any, settings: Mapping[str, Any], memories: Mapping[int, ClientMemory] = MappingProxyType({})
+    rounds_done: int,
+    server: Any,
+    settings: Mapping[str, Any],
+    memories: Mapping[int, ClientMemory] = MappingProxyType({}),
+    buffers: Tensor | None = None,
 ) -> bytes:
     """A checkpoint as bytes. Scalars and settings are one JSON string, because several metadata keys have no fixed order."""
     leaves = dict(_leaves(server))
@@ -147,6 +160,8 @@ def encode(
         metadata["memories"] = {str(client): memory.round for client, memory in memories.items()}
         for client, memory in memories.items():
             tensors |= {f"{MEMORY_PREFIX}{client}.{name}": vector.contiguous().numpy(force=True) for name, vector in memory.vectors.items()}
+    if buffers is not None:
+        tensors[BUFFERS_NAME] = buffers.contiguous().numpy(force=True)
     return save_safetensors(tensors, {"checkpoint": json.dumps(metadata)})
 
 
@@ -169,9 +184,9 @@ def decode(content: bytes) -> Checkpoint:
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise CheckpointError(f"its {name} is not finite")
     memories = _decode_memories(metadata.get("memories", {}), tensors)
-    return Checkpoint(
-        rounds, settings, {name: tensor for name, tensor in tensors.items() if not name.startswith(MEMORY_PREFIX)}, scalars, memories
-    )
+    buffers = torch.from_numpy(tensors.pop(BUFFERS_NAME)) if BUFFERS_NAME in tensors else None
+    state = {name: tensor for name, tensor in tensors.items() if not name.startswith(MEMORY_PREFIX)}
+    return Checkpoint(rounds, settings, state, scalars, memories, buffers)
 
 
 def _decode_memories(rounds: Any, tensors: Mapping[str, np.ndarray]) -> dict[int, ClientMemory]:

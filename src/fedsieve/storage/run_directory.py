@@ -1,4 +1,4 @@
-"""A run directory: config.toml, run_info.json, metrics.jsonl, model.safetensors, supports.npz, result.json, report.html.
+"""A run directory: config.toml, run_info.json, metrics.jsonl, model.safetensors, MODEL_CARD.md, supports.npz, result.json, report.html.
 
 During training it also has checkpoints/ and supports.bin, which resuming needs together with metrics.jsonl. Does not import torch.
 """
@@ -23,7 +23,7 @@ except ImportError:  # Windows
     fcntl = None
 
 CONFIG, METRICS, MODEL, SUPPORTS_NPZ, RESULT = "config.toml", "metrics.jsonl", "model.safetensors", "supports.npz", "result.json"
-RUN_INFO, REPORT = "run_info.json", "report.html"
+RUN_INFO, REPORT, MODEL_CARD = "run_info.json", "report.html", "MODEL_CARD.md"
 CHECKPOINTS, SUPPORTS = "checkpoints", "supports.bin"
 SECRET = "privacy.key"
 """The server's secret of a private run; only its owner may read it."""

@@ -3,8 +3,8 @@
 import os
 import struct
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -63,7 +63,7 @@ def load_history(folder: Path, initial_state: RunState, config: Mapping[str, Any
         raise ValueError(f"--rounds cannot be lower than the rounds already done, {last.rounds_done}; got {num_rounds}")
     rows, metrics_end = read_metrics_rows(folder / run_directory.METRICS, last.rounds_done)
     supports, histograms, supports_end = read_supports(folder / run_directory.SUPPORTS, last.rounds_done)
-    state = RunState(last.restore(initial_state.server), last.rounds_done, rows[-1]["seconds"], last.memories)
+    state = RunState(last.restore(initial_state.server), last.rounds_done, rows[-1]["seconds"], last.memories, last.buffers)
     return RunHistory(state, rows, supports, histograms, (metrics_end, supports_end)), last.damage_reports
 
 
@@ -74,7 +74,7 @@ class RunLog:
         self.folder, self.config, self.interval = folder, config, interval
         self.metrics_rows, self.supports, self.gate_histograms = history.metrics_rows, history.supports, history.gate_histograms
         self.server, self.file_ends = history.state.server, history.file_ends
-        self.memories = history.state.memories
+        self.memories, self.buffers = history.state.memories, history.state.buffers
         self.rounds_saved = history.state.num_rounds_done
         self.supports_written_at, self.checkpoint_written_at = time.monotonic(), -np.inf
         self.checkpoint_seconds = 0.0
@@ -108,7 +108,8 @@ class RunLog:
         self.metrics_file.write(run_directory.encode_metrics(measured_round.metrics))
         self.metrics_file.flush()
         self.supports_file.write(encode_round(support, histogram))
-        self.server, self.memories = measured_round.result.server, measured_round.result.memories
+        result = measured_round.result
+        self.server, self.memories, self.buffers = result.server, result.memories, result.buffers
         if self.checkpoint_due():
             self.save_checkpoint()
         if time.monotonic() - self.supports_written_at > SUPPORTS_INTERVAL_SECONDS:
@@ -128,7 +129,8 @@ class RunLog:
         for file in (self.metrics_file, self.supports_file):
             file.flush()
             os.fsync(file.fileno())
-        checkpoint.save(self.folder / run_directory.CHECKPOINTS, len(self.metrics_rows), self.server, self.config, self.memories)
+        folder, num_rounds = self.folder / run_directory.CHECKPOINTS, len(self.metrics_rows)
+        checkpoint.save(folder, num_rounds, self.server, self.config, self.memories, self.buffers)
         self.rounds_saved, self.checkpoint_written_at = len(self.metrics_rows), time.monotonic()
         self.checkpoint_seconds = self.checkpoint_written_at - start
 
@@ -139,6 +141,17 @@ class RunLog:
         )
         run_directory.write_supports(self.folder, supports=run_directory.pad_supports(self.supports), **gates)
         self.supports_written_at = time.monotonic()
+
+
+@contextmanager
+def open_log(folder: Path, initial_state: RunState, config: Mapping[str, Any], num_rounds: int) -> Iterator[RunLog]:
+    """Open the log of a run in its folder, with the rounds that it has already; the folder is locked."""
+    with run_directory.report_write_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with run_directory.lock(folder):
+            history, _ = load_history(folder, initial_state, config, num_rounds)
+            with RunLog(folder, config, CheckpointInterval(), history) as log:
+                yield log
 
 
 def open_for_append(path: Path, end: int) -> BinaryIO:
