@@ -324,3 +324,16 @@ def test_a_run_survives_200_kills(tmp_path):
 def test_three_rounds_survive_a_strike_at_every_system_call(tmp_path):
     counts = survived("calls", 3, tmp_path)
     assert counts["kill"] == counts["calls"] and counts["kill_during_write"] == counts["writes"]
+
+
+@pytest.mark.parametrize("rounds_before", [2, 6])
+def test_an_interrupted_run_with_a_refit_resumes_to_the_same_bits(rounds_before, tmp_path):
+    assert train(*QUICK, "--refit", "--out", "whole") == 0
+    if rounds_before == 6:  # all rounds are stored, and the model is not
+        shutil.copytree("whole", "half")
+        for name in ("model.safetensors", "result.json"):
+            (tmp_path / "half" / name).unlink()
+    else:
+        assert breaking_off(rounds_before, "--refit", "--checkpoint.seconds", "0", "--out", "half") == 130
+    assert train("--resume", "half", "--quiet") == 0
+    assert (tmp_path / "half" / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()

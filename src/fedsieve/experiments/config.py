@@ -10,12 +10,14 @@ from typing import Any
 from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.core.aggregation import Aggregator, ClientWeighting
 from fedsieve.data.partition import Partition
+from fedsieve.experiments.topology import TopologyConfig
 from fedsieve.objectives.module import GateGranularity
 from fedsieve.runtime.failures import Failures
 from fedsieve.runtime.privacy import Privacy
 from fedsieve.runtime.simulate import Engine
+from fedsieve.runtime.workers import Workers, require_workers
 
-SECTIONS = ("data", "federation", "failures", "privacy", "algorithm")
+SECTIONS = ("data", "federation", "topology", "failures", "privacy", "algorithm")
 """The settings of a run that have options of their own."""
 
 
@@ -126,14 +128,16 @@ class RunConfig:
     """with double, both engines give the same bits"""
     device: str = "cpu"
     """torch device of the tensors"""
-    threads: int = 1
-    """threads for tensor arithmetic; results repeat bit for bit with the same number of threads"""
+    workers: Workers = "auto"
+    """processes that train the clients: at most this many, or auto for one per core; small rounds use one. Results do not depend on it"""
     byte_counting: ByteCounting = ByteCounting.EXACT
     """exact encodes every message; sampled encodes one reply per exchange and counts it for all"""
     evaluate_on: EvaluationSplit = EvaluationSplit.TEST
     """examples a run is evaluated on: test, or validation (a tenth of each client's examples, held out of training)"""
     gate_granularity: GateGranularity = GateGranularity.WEIGHT
     """weights that share one gate and are kept or dropped together"""
+    refit: bool = False
+    """fit the kept weights of a linear model to all examples of all clients after the last round: at most 30 messages each way"""
     centralized: bool = False
     """train one client that holds all examples, as an upper bound"""
     centralized_steps: CentralizedSteps = CentralizedSteps.FEDERATION
@@ -141,6 +145,7 @@ class RunConfig:
     data: Any = None
     """options of the task's data (None: the task's defaults)"""
     federation: FederationConfig = field(default_factory=FederationConfig)
+    topology: TopologyConfig = field(default_factory=TopologyConfig)
     failures: Failures = field(default_factory=Failures)
     privacy: Privacy = field(default_factory=Privacy)
     model: str | None = None
@@ -160,7 +165,9 @@ class RunConfig:
             )
         if self.centralized_steps is not CentralizedSteps.FEDERATION and not self.centralized:
             raise ValueError(f"--centralized-steps {self.centralized_steps} applies to --centralized; add it, or leave this out")
-        if self.threads < 1:
-            raise ValueError(f"threads must be at least 1; got {self.threads}")
+        require_workers(self.workers)
+        if self.workers not in (1, "auto") and (self.engine is Engine.LOOP or self.device != "cpu"):
+            reason = "--engine batched, because the loop engine trains one client after another" if self.device == "cpu" else "--device cpu"
+            raise ValueError(f"--workers {self.workers} needs {reason}; leave it out, or use --workers 1")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be at least 0 and below 2^63; got {self.seed}")

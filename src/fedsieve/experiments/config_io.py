@@ -12,6 +12,7 @@ from fedsieve.core.settings import ALGORITHM_KEY, build_settings, field_types, f
 from fedsieve.experiments.config import SECTIONS, FederationConfig, RunConfig
 from fedsieve.experiments.resolve import ResolvedRun, resolve
 from fedsieve.experiments.tasks import TASKS
+from fedsieve.experiments.topology import TopologyConfig
 from fedsieve.models.factory import require_trust
 from fedsieve.runtime.failures import Failures
 from fedsieve.runtime.privacy import Privacy
@@ -22,7 +23,13 @@ NAME_TYPES = {"task": Literal[tuple(TASKS)], ALGORITHM_KEY: Literal[tuple(ALGORI
 
 def section_classes(task: str) -> dict[str, type]:
     """Return the dataclass of each section of a run, without that of its algorithm."""
-    return {"data": TASKS[task].data_options, "federation": FederationConfig, "failures": Failures, "privacy": Privacy}
+    return {
+        "data": TASKS[task].data_options,
+        "federation": FederationConfig,
+        "topology": TopologyConfig,
+        "failures": Failures,
+        "privacy": Privacy,
+    }
 
 
 def setting_types(task: str, algorithm_type: type[BaseAlgorithm]) -> dict[str, Any]:

@@ -15,21 +15,27 @@ from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.algorithms.defaults import batches_per_round, require_recipes
 from fedsieve.algorithms.gated import GatedAlgorithm
+from fedsieve.algorithms.gossip import node_rules
 from fedsieve.algorithms.recipes import Recipe, parse_recipe
 from fedsieve.core.aggregation import Aggregator, ClientWeighting
 from fedsieve.core.budgets import floor_of_decimal
+from fedsieve.core.constraint import DualUpdate
 from fedsieve.core.optimizers import StepRule
 from fedsieve.core.schedules import DensitySchedule
 from fedsieve.data.partition import Partition
 from fedsieve.experiments.config import SECTIONS, ByteCounting, CentralizedSteps, EvaluationSplit, FederationConfig, Precision, RunConfig
 from fedsieve.experiments.tasks import TASKS, Task, default_options, get_task
+from fedsieve.experiments.topology import STAR, TopologyConfig
 from fedsieve.objectives.linear import Linear
 from fedsieve.objectives.losses import Loss
 from fedsieve.objectives.module import GateGranularity, Module
+from fedsieve.runtime.buffers import has_buffers
 from fedsieve.runtime.failures import Failures
 from fedsieve.runtime.privacy import Privacy
+from fedsieve.runtime.refit import require_refit
 from fedsieve.runtime.rounds import cohort_size
 from fedsieve.runtime.simulate import Engine
+from fedsieve.runtime.workers import Workers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +67,16 @@ class ResolvedRun:
     engine: Engine
     precision: Precision
     device: str
-    threads: int
+    workers: Workers
     byte_counting: ByteCounting
     evaluate_on: EvaluationSplit
     gate_granularity: GateGranularity
+    refit: bool
     centralized: bool
     centralized_steps: CentralizedSteps
     data: Any
     federation: ResolvedFederation
+    topology: TopologyConfig
     failures: Failures
     privacy: Privacy
     model: str | None
@@ -101,8 +109,10 @@ class ResolvedRun:
     @property
     def settings_dict(self) -> dict[str, Any]:
         """All settings that determine the result, as plain values: the content of config.toml."""
-        top = {f.name: _to_plain(getattr(self, f.name)) for f in fields(RunConfig) if f.name not in (*SECTIONS, "algorithm_name")}
-        sections = {name: _plain_dict(asdict(getattr(self, name))) for name in SECTIONS if name != "algorithm"}
+        hidden = (*SECTIONS, "algorithm_name", "workers", *(() if self.refit else ("refit",)))  # runs before it existed have the same id
+        top = {f.name: _to_plain(getattr(self, f.name)) for f in fields(RunConfig) if f.name not in hidden}
+        names = (name for name in SECTIONS if name != "algorithm" and (name != "topology" or self.topology.name != STAR))
+        sections = {name: _plain_dict(asdict(getattr(self, name))) for name in names}
         options = {f.name: getattr(self.algorithm, f.name) for f in fields(self.algorithm) if f.name in self.algorithm.option_names()}
         return {**top, **sections, "algorithm": {"name": self.algorithm_name} | _plain_dict(options)}
 
@@ -156,6 +166,8 @@ def resolve(config: RunConfig) -> ResolvedRun:
         **robustness,
         **_size_dependent_options(algorithm, objective),
     )
+    if config.topology.name != STAR:
+        _validate_topology(config, federation, algorithm, objective)
     final = {
         "data": data,
         "federation": federation,
@@ -175,15 +187,17 @@ def resolve(config: RunConfig) -> ResolvedRun:
 
 def _size_dependent_options(algorithm: BaseAlgorithm, objective: Linear | Module) -> dict[str, Any]:
     """Return the options whose default depends on the size of the model: eta_lambda of the paper's constraint."""
-    if not isinstance(algorithm, GatedAlgorithm) or not algorithm.uses_multiplier or algorithm.recipe is Recipe.RECOMMENDED:
-        return {}
-    return {"dual_rate": algorithm.dual_rate_per_round(objective.layout)}
+    if isinstance(algorithm, GatedAlgorithm) and algorithm.dual_update is DualUpdate.ASCENT and algorithm.recipe is not Recipe.RECOMMENDED:
+        return {"dual_rate": algorithm.dual_rate_per_round(objective.layout)}
+    return {}
 
 
 def _resolve_federation(config: RunConfig, task: Task, algorithm: BaseAlgorithm) -> ResolvedFederation:
     federation, is_private = config.federation, bool(config.privacy.noise_multiplier)
     clients = task.clients if federation.clients is None else federation.clients
     participation = federation.participation
+    if participation is None and config.topology.is_gossip:
+        participation = 1.0
     if participation is None:
         alone = config.centralized and config.centralized_steps is CentralizedSteps.CLIENT
         participation = 1.0 if alone else max(algorithm.default_participation, min(task.min_cohort / clients, 1.0))
@@ -258,6 +272,15 @@ def _validate(run: ResolvedRun) -> None:
                 f"federation.clients {federation.clients} contradicts federation.partition natural: the data name "
                 f"{run.task_spec.clients} clients; leave it out, or use another partition"
             )
+    if run.refit:
+        require_refit(algorithm, run.objective)
+        if run.topology.name != STAR:
+            raise ValueError(f"refit needs one server for all clients, and topology is {run.topology.name}; leave one of them out")
+        if federation.server_examples:
+            raise ValueError(
+                f"refit fits the examples of the clients, and federation.server-examples {federation.server_examples} are the server's; "
+                f"leave one of them out"
+            )
     algorithm.final_budget(run.objective.layout)
     initial_density = algorithm.initial_density
     if initial_density != type(algorithm).initial_density and algorithm.density_schedule is DensitySchedule.CONSTANT:
@@ -269,6 +292,47 @@ def _validate(run: ResolvedRun) -> None:
         raise ValueError("algorithm.step-rule capped needs a bound on the curvature, which only linear models have; use polyak or constant")
     if run.device != "cpu" and not _has_device(run.device):
         raise ValueError(f"device {run.device} is not available on this machine; use --device cpu")
+
+
+def _validate_topology(config: RunConfig, federation: ResolvedFederation, algorithm: BaseAlgorithm, objective: Linear | Module) -> None:
+    """Raise ValueError if a setting contradicts a tree or a graph without a server."""
+    topology, memory = config.topology, algorithm.engine_support.memory
+    if config.centralized:
+        raise ValueError(f"--topology {topology.name} has several nodes, and --centralized trains on one; leave out one of them")
+    if not topology.is_gossip:
+        if memory is not None and memory.catch_up is not None:
+            raise ValueError(
+                f"--topology tree passes one broadcast on to all clients, and algorithm {config.algorithm_name} sends each client its own; "
+                f"use another algorithm, or --topology star"
+            )
+        return
+    rules = node_rules(algorithm, config.algorithm_name)
+    if rules.needs_fixed_links and (topology.one_peer or config.failures.dropout):
+        option = "topology.one-peer" if topology.one_peer else "failures.dropout"
+        raise ValueError(
+            f"{option}: without a server {config.algorithm_name} is CHOCO-SGD, in which every neighbour must receive every message to keep "
+            f"its copy; leave it out, or use sieve, flops-pa or fed-iter-ht"
+        )
+    default, unset = FederationConfig(), config.federation
+    needs_server = {
+        "federation.participation": federation.participation != 1.0,
+        "federation.client-weighting": unset.client_weighting not in (None, algorithm.client_weighting),
+        "federation.aggregator": unset.aggregator is not default.aggregator,
+        "federation.server-examples": bool(unset.server_examples),
+        "federation.max-norm-ratio": unset.max_norm_ratio not in (None, algorithm.default_max_norm_ratio),
+        "federation.max-claimed-examples": unset.max_claimed_examples is not None,
+        "privacy.noise-multiplier": bool(config.privacy.noise_multiplier),
+        "failures.straggler-fraction": bool(config.failures.straggler_fraction),
+        "failures.malicious-fraction": bool(config.failures.malicious_fraction),
+        "--engine loop": config.engine is Engine.LOOP,
+        "--workers": config.workers not in (1, "auto"),
+    }
+    if named := [name for name, is_set in needs_server.items() if is_set]:
+        raise ValueError(f"{named[0]} has no effect without a server, and --topology {topology.name} has none; leave it out")
+    if has_buffers(objective):
+        raise ValueError(
+            f"--topology {topology.name}: nodes do not exchange buffers such as running statistics of BatchNorm; use GroupNorm or a star"
+        )
 
 
 def _to_plain(value: Any) -> Any:

@@ -33,7 +33,8 @@ def describe_run(run: ResolvedRun, simulation: Simulation) -> dict[str, Any]:
         "feature_std": None if simulation.feature_std is None else simulation.feature_std.tolist(),
         "truth": None if truth is None else truth.reshape(-1).nonzero()[:, 0].tolist(),
         "clients": client_info(run, simulation),
-        "environment": environment_info(run),
+        "topology": run.topology.describe(len(simulation.examples_per_client)),
+        "environment": environment_info(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
@@ -66,7 +67,7 @@ def client_info(run: ResolvedRun, simulation: Simulation) -> dict[str, Any]:
     return {**found, "num_examples": counts.tolist(), "labels": None if labels is None else labels.astype(np.int64).tolist()}
 
 
-def environment_info(run: ResolvedRun) -> dict[str, str | int]:
+def environment_info() -> dict[str, str]:
     """Return the versions that a result may depend on."""
     return {
         "fedsieve": fedsieve.__version__,
@@ -74,5 +75,4 @@ def environment_info(run: ResolvedRun) -> dict[str, str | int]:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "platform": f"{platform.system()} {platform.machine()}",
-        "threads": run.threads,
     }

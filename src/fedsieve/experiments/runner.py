@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,21 @@ from fedsieve.experiments.config_io import load_run
 from fedsieve.experiments.resolve import ResolvedRun
 from fedsieve.experiments.run_info import dense_bytes_per_round, describe_run
 from fedsieve.experiments.simulation import Simulation
+from fedsieve.experiments.topology import TREE
 from fedsieve.experiments.trackers import Tracker, open_tracker
 from fedsieve.formatting import ProgressBar, escape_controls, format_number
+from fedsieve.models.card import model_card
 from fedsieve.models.initial_weights import load_initial_weights
 from fedsieve.models.sparse_model import to_safetensors
 from fedsieve.objectives.linear import Linear
 from fedsieve.runtime import evaluation
+from fedsieve.runtime.buffers import append_buffers, buffer_state
 from fedsieve.runtime.client_memory import describe_memory, memory_bytes, physical_memory
 from fedsieve.runtime.evaluation import MeasuredRound, RunState, measure_rounds
 from fedsieve.runtime.failures import FaultyExchange
+from fedsieve.runtime.hierarchy import Hierarchy
 from fedsieve.runtime.privacy import epsilon_by_round, new_secret, read_secret
+from fedsieve.runtime.refit import Refit
 from fedsieve.runtime.rounds import RoundResult, initial_server, train
 from fedsieve.storage import checkpoint, run_directory
 from fedsieve.storage.run_log import CheckpointInterval, RunHistory, RunLog, load_history
@@ -33,17 +39,22 @@ from fedsieve.storage.run_log import CheckpointInterval, RunHistory, RunLog, loa
 METRIC_NAMES = ("r2", "mse", "accuracy", "ce", "bce", "micro_f1", "tdr", "tdr_features", "recall")
 LARGE_MEMORY_FRACTION = 0.1
 """Above this fraction of the machine's memory, the size of what clients keep is printed before the first round."""
-MUST_MATCH = ("metric", "layout", "truth", "clients")
+NODE_EVALUATIONS = 20
+"""How often the metrics of single nodes are measured in a run without a server: each time costs an evaluation per node."""
+TOPOLOGY_COLUMNS = ("worst_node", "mean_node", "consensus_distance", "support_agreement")
+"""Columns of the last round that the result of a run without a server has too."""
+MUST_MATCH = ("metric", "layout", "truth", "clients", "topology")
 """Entries of run_info.json that must not change when a run resumes: they describe the data and the model."""
 
 
 def initial_state(run: ResolvedRun, simulation: Simulation) -> RunState:
     """Return the state before the first round, drawn from the seed or from `run.init_weights`."""
-    weights = None
+    weights = buffers = None
     if run.init_weights is not None:
-        weights = simulation.to_standardized(load_initial_weights(run.init_weights, run.objective))
-        weights = weights.to(device=run.device, dtype=run.dtype)
-    return RunState(initial_server(run.algorithm, run.objective, run.seed, run.dtype, run.device, weights))
+        values = load_initial_weights(run.init_weights, run.objective)
+        weights = simulation.to_standardized(values[: run.objective.layout.size]).to(device=run.device, dtype=run.dtype)
+        buffers = values[run.objective.layout.size :]
+    return RunState(initial_server(run.algorithm, run.objective, run.seed, run.dtype, run.device, weights), buffers=buffers)
 
 
 def run_rounds(
@@ -53,11 +64,15 @@ def run_rounds(
 
     Noise and cohorts of a private run follow from `secret` (default: a new one, which nobody can repeat).
     """
-    torch.set_num_threads(run.threads)
+    torch.set_num_threads(1)
     simulation = simulation or Simulation(run)
     simulation.validate()
     state = state or initial_state(run, simulation)
-    exchange = simulation.make_exchange(simulation.client_data, run.seed)
+    if run.topology.is_gossip:
+        return run_gossip(run, simulation, state)
+    exchange = engine = simulation.make_exchange(simulation.client_data, run.seed)
+    if run.topology.name == TREE:
+        exchange = Hierarchy(exchange=engine, num_clients=run.federation.clients, levels=run.topology.levels)
     server_exchange = None
     if run.federation.server_examples:
         server_exchange = simulation.make_exchange(simulation.server_data, derive_key(run.seed, "tune"))
@@ -65,7 +80,7 @@ def run_rounds(
     if run.failures.is_active:
         faulty_exchange = FaultyExchange(
             exchange=exchange,
-            resolve_seed=exchange.context.resolve_seed,
+            resolve_seed=engine.context.resolve_seed,
             failures=run.failures,
             clients_with_data=simulation.population.clients_with_data,
             seed=run.seed,
@@ -86,17 +101,53 @@ def run_rounds(
         start_from_seed=run.init_weights is None,
         limits=simulation.reply_limits,
         secret=None if run.algorithm.privacy is None else secret or new_secret(),
+        buffers=buffer_state(run.objective, run.seed, state.buffers),
     )
+    if run.refit:
+        refit = Refit(
+            exchange=engine,
+            clients=simulation.population.clients_with_data,
+            num_rounds=run.rounds,
+            limits=simulation.reply_limits,
+            add_failures=lambda inner: inner if faulty_exchange is None else replace(faulty_exchange, exchange=inner),
+        )
+        rounds = refit.apply(rounds)
     epsilons = iterate_epsilon(run, simulation, state.num_rounds_done)
     return measure_rounds(
         run.algorithm,
         count_standardization(rounds, simulation),
         lambda parameters: simulation.evaluate(parameters) | simulation.support_recovery(parameters),
         dense_metric=run.metric,
-        extra_columns=lambda _: {} if epsilons is None else {"epsilon": next(epsilons)},
+        extra_columns=lambda result: link_columns(result) | ({} if epsilons is None else {"epsilon": next(epsilons)}),
         has_malicious_clients=run.failures.malicious_fraction > 0,
         seconds_before=state.seconds,
     )
+
+
+def run_gossip(run: ResolvedRun, simulation: Simulation, state: RunState) -> Iterator[MeasuredRound]:
+    """Train without a server. Some rounds, the last one included, also have the metrics of single nodes."""
+    gossip, interval = simulation.make_gossip(), max(1, run.rounds // NODE_EVALUATIONS)
+
+    def columns(result: RoundResult) -> dict[str, float]:
+        is_measured = (result.round + 1) % interval == 0 or result.round + 1 == run.rounds
+        return {**result.columns, **(simulation.evaluate_nodes(gossip, result) if is_measured else {})}
+
+    return measure_rounds(
+        run.algorithm,
+        count_standardization(gossip.train(state.server, run.rounds, state.num_rounds_done, state.memories), simulation),
+        lambda parameters: simulation.evaluate(parameters) | simulation.support_recovery(parameters),
+        extra_columns=columns,
+        seconds_before=state.seconds,
+    )
+
+
+def link_columns(result: RoundResult) -> dict[str, Any]:
+    """Return the bytes of each link between aggregators ("level.number"), and the sum of each level; nothing without aggregators."""
+    by_level: dict[str, int] = {}
+    for name, size in result.links.items():
+        column = f"level_{name.partition('.')[0]}_bytes"
+        by_level[column] = by_level.get(column, 0) + size
+    return {**by_level, "link_bytes": dict(result.links)} if result.links else {}
 
 
 def count_standardization(rounds: Iterator[RoundResult], simulation: Simulation) -> Iterator[RoundResult]:
@@ -132,8 +183,11 @@ def used_features(run: ResolvedRun, parameters: Tensor) -> list[str] | None:
     return [names[j] if names else str(j) for j in order]
 
 
-def summarize(run: ResolvedRun, simulation: Simulation, rows: list[dict[str, Any]], server: Any) -> dict[str, Any]:
+def summarize(
+    run: ResolvedRun, simulation: Simulation, rows: list[dict[str, Any]], server: Any, buffers: Tensor | None = None
+) -> dict[str, Any]:
     """Return the result of a run by the names of `--json`."""
+    unprojected = append_buffers(run.algorithm.unprojected_parameters(server), buffers)
     last, parameters = rows[-1], run.algorithm.parameters(server)
     return {
         "run": run.id,
@@ -142,7 +196,7 @@ def summarize(run: ResolvedRun, simulation: Simulation, rows: list[dict[str, Any
         "seed": run.seed,
         "metric": run.metric,
         "value": last[run.metric],
-        "value_before_projection": simulation.evaluate(run.algorithm.unprojected_parameters(server))[run.metric],
+        "value_before_projection": simulation.evaluate(unprojected)[run.metric],
         **{name: last.get(name) for name in METRIC_NAMES},
         **evaluation.summarize(rows, parameters, run.objective.layout.num_gated),
         "features": used_features(run, parameters),
@@ -154,8 +208,17 @@ def summarize(run: ResolvedRun, simulation: Simulation, rows: list[dict[str, Any
         "oracle_value": simulation.oracle_value,
         "data": simulation.dataset.description,
         "note": simulation.dataset.note,
+        **topology_summary(rows),
         "bytes_dense": len(rows) * dense_bytes_per_round(run, simulation),
+        "bytes_examples": simulation.bytes_examples,
     }
+
+
+def topology_summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what a run over a topology other than a star adds to its result."""
+    last = rows[-1]
+    sums = {name: sum(row[name] for row in rows) for name in last if name.startswith("level_") or name.endswith("node_bytes")}
+    return {name: last[name] for name in TOPOLOGY_COLUMNS if name in last} | sums
 
 
 def start_run(
@@ -168,7 +231,7 @@ def start_run(
     tracker: Tracker | None = None,
     secret_file: Path | None = None,
 ) -> dict[str, Any]:
-    """Execute a run from its first round and leave everything in its folder."""
+    """Execute a run from its first round and store it in its folder."""
     with run_directory.lock(folder):
         if run.algorithm.privacy is not None and secret_file is None:
             with run_directory.report_write_errors(folder):
@@ -211,7 +274,7 @@ def print_notes(run: ResolvedRun, simulation: Simulation) -> None:
 
 
 def finished_result(run: ResolvedRun, folder: Path) -> dict[str, Any] | None:
-    """The result of a run that came to its end; None where rounds are missing. Refused where its settings are not those of the folder."""
+    """Return the result of a finished run, or None if rounds are missing. Raise ValueError if its settings differ from the stored ones."""
     before = load_run(folder, trust=run.model)
     checkpoint.check_settings(before.settings_dict, run.settings_dict)
     if run.rounds < before.rounds:
@@ -229,7 +292,7 @@ def resume_run(
     tracker: Tracker | None = None,
     secret_file: Path | None = None,
 ) -> dict[str, Any]:
-    """Go on with a run from its newest whole checkpoint; with more rounds than it had, its schedules follow the new number from here."""
+    """Resume a run from its last valid checkpoint. If it has more rounds than before, its schedules follow the new number from here."""
     with run_directory.lock(folder):
         secret = load_secret(run, folder, secret_file)
         simulation = Simulation(run)
@@ -247,7 +310,7 @@ def resume_run(
 
 
 def start_or_resume(run: ResolvedRun, simulation: Simulation, folder: Path, *, quiet: bool, tracker: Tracker | None = None) -> None:
-    """Begin a run, go on with what its folder holds, or leave it as it is where it is finished."""
+    """Start a run, or resume it if its folder holds a part of it; do nothing if it is finished."""
     if not (folder / run_directory.CONFIG).exists():
         folder.mkdir(exist_ok=True)
         start_run(run, simulation, folder, quiet=quiet, tracker=tracker)
@@ -266,7 +329,7 @@ def continue_run(
     quiet: bool,
     tracker: Tracker | None,
 ) -> dict[str, Any]:
-    """Train from where the run stands to its end."""
+    """Train the remaining rounds, store them, and write model and result."""
     bar = ProgressBar(run.rounds, run.algorithm_name, "round", quiet=quiet, num_done=history.state.num_rounds_done)
     with run_directory.report_write_errors(folder):
         with (
@@ -278,15 +341,18 @@ def continue_run(
                 journal.add_round(step)
                 log(step.metrics)
                 bar.advance(f"{run.metric} {format_number(step.metrics[run.metric])}")
-        theta = run.algorithm.parameters(journal.server)
-        run_directory.atomic_write(folder / run_directory.MODEL, to_safetensors(simulation.build_model(theta)))
-        result = {**summarize(run, simulation, journal.metrics_rows, journal.server), "run": str(folder)}
+        theta = append_buffers(run.algorithm.parameters(journal.server), journal.buffers)
+        model = simulation.build_model(theta)
+        result = {**summarize(run, simulation, journal.metrics_rows, journal.server, journal.buffers), "run": str(folder)}
+        card = model_card(model, result, {run.metric: result["value"]})
+        run_directory.atomic_write(folder / run_directory.MODEL, to_safetensors(model))
+        run_directory.atomic_write(folder / run_directory.MODEL_CARD, card.encode())
         run_directory.atomic_write(folder / run_directory.RESULT, json.dumps(result, indent=1).encode())
     return result
 
 
 def write_settings(folder: Path, run: ResolvedRun, run_info: dict[str, Any]) -> None:
-    """What reproduces and what explains the run; a result of fewer rounds is no longer its result."""
+    """Write config.toml and run_info.json, and remove the result of fewer rounds."""
     with run_directory.report_write_errors(folder):
         (folder / run_directory.RESULT).unlink(missing_ok=True)
         run_directory.atomic_write(folder / run_directory.CONFIG, run_directory.to_toml(run.settings_dict).encode())
@@ -294,10 +360,10 @@ def write_settings(folder: Path, run: ResolvedRun, run_info: dict[str, Any]) -> 
 
 
 def check_same_data(folder: Path, run_info: dict[str, Any]) -> bool:
-    """Whether run_info.json is there; it must speak of the same data and model. Other versions of what computes are worth a note."""
+    """Return whether run_info.json exists. Raise if data or model differ; print a note about other software versions."""
     try:
         before = json.loads((folder / run_directory.RUN_INFO).read_text())
-    except FileNotFoundError:  # the run broke off before it
+    except FileNotFoundError:  # the run was interrupted before it was written
         return False
     except ValueError:
         raise run_directory.RunDirectoryError(

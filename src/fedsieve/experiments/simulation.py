@@ -1,5 +1,7 @@
 """The data of a run on its clients, the exchange over them, and the evaluation of parameters."""
 
+import json
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -10,6 +12,7 @@ from jaxtyping import Float
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
+from fedsieve.algorithms.gossip import node_rules
 from fedsieve.core.reply_validation import ReplyLimits
 from fedsieve.core.types import CsrMatrix, Traffic
 from fedsieve.data import standardization, user_files
@@ -18,6 +21,7 @@ from fedsieve.data.standardization import Standardizer
 from fedsieve.data.user_files import UserFiles
 from fedsieve.experiments.config import ByteCounting, EvaluationSplit
 from fedsieve.experiments.resolve import ResolvedRun
+from fedsieve.experiments.topology import STAR
 from fedsieve.models.build import build_model
 from fedsieve.models.initial_weights import load_initial_weights
 from fedsieve.models.sparse_model import SparseModel
@@ -28,8 +32,10 @@ from fedsieve.runtime.batched import BatchedEngine
 from fedsieve.runtime.client_data import ClientData
 from fedsieve.runtime.client_memory import require_memory
 from fedsieve.runtime.context import RunContext
+from fedsieve.runtime.gossip import Gossip
+from fedsieve.runtime.local_training import ClientEngine
 from fedsieve.runtime.loop import LoopEngine
-from fedsieve.runtime.rounds import Population, cohort_size
+from fedsieve.runtime.rounds import Population, RoundResult, cohort_size
 from fedsieve.runtime.sparse_training import require_restricted_steps
 
 
@@ -56,6 +62,8 @@ class Simulation:
     def validate(self) -> None:
         """Raise ValueError before anything is written if the examples, the initial weights or the module do not fit."""
         require_restricted_steps(self.run.algorithm, self.client_data)
+        if self.run.topology.name != STAR:
+            self._validate_topology()
         require_memory(self.run.algorithm, self.run.objective.layout, self.num_remembering_clients, self.run.dtype)
         if self.run.init_weights is not None:
             load_initial_weights(self.run.init_weights, self.run.objective)
@@ -68,6 +76,20 @@ class Simulation:
                 raise ValueError(f"--model {self.run.model} cannot take rows of {shape} numbers: {str(error).splitlines()[0]}") from None
             if outputs.shape[-1] <= int(y.max()):
                 raise ValueError(f"--model {self.run.model} has {outputs.shape[-1]} outputs; there are {int(y.max()) + 1} classes")
+
+    def _validate_topology(self) -> None:
+        """Raise ValueError if the nodes cannot run without a server."""
+        topology, num_nodes = self.run.topology, len(self.examples_per_client)
+        if not topology.is_gossip:
+            return
+        topology.make_graph(num_nodes)
+        if self.client_data.is_sparse:
+            raise ValueError(f"--topology {topology.name} needs dense examples, and those of task {self.run.task} are sparse; use a star")
+        if (empty := np.flatnonzero(self.examples_per_client == 0)).size:
+            raise ValueError(
+                f"--topology {topology.name}: node {empty[0]} has no examples (as {empty.size} of {num_nodes}), and every node trains; "
+                f"use fewer clients, another federation.partition, or a larger federation.alpha than {self.run.federation.alpha:g}"
+            )
 
     def with_config(self, run: ResolvedRun) -> "Simulation":
         """Return the same data for another algorithm."""
@@ -91,6 +113,12 @@ class Simulation:
         """The number of clients that take part in some round at most, so that they may keep something between their rounds."""
         cohort = cohort_size(len(self.examples_per_client), 1.0 if self.run.centralized else self.run.federation.participation)
         return min(len(self.population.clients_with_data), self.run.rounds * cohort)
+
+    @property
+    def bytes_examples(self) -> int:
+        """The bytes of all training examples of the clients: four per number, and four per position in sparse ones."""
+        x = self.dataset.x
+        return 4 * (2 * x.nnz if isinstance(x, csr_matrix) else x.size) + 4 * self.dataset.y.size
 
     @property
     def reply_limits(self) -> ReplyLimits:
@@ -184,6 +212,24 @@ class Simulation:
         """The metric of the true coefficients, if they are known."""
         return None if self.truth is None else self.evaluate(self.truth.reshape(-1))[self.run.metric]
 
+    def make_gossip(self) -> Gossip:
+        """Return the run without a server."""
+        run, exchange = self.run, self.make_exchange(self.client_data, self.run.seed)
+        assert isinstance(exchange.client_engine, ClientEngine), "`validate` refuses sparse examples"
+        return Gossip(
+            rules=node_rules(run.algorithm, run.algorithm_name),
+            engine=exchange.client_engine,
+            topology=run.topology.make_graph(len(self.examples_per_client)),
+            mixing_steps=run.topology.num_mixing_steps,
+            failures=run.failures,
+            sample_bytes=run.byte_counting is ByteCounting.SAMPLED,
+        )
+
+    def evaluate_nodes(self, gossip: Gossip, result: RoundResult) -> dict[str, float]:
+        """Return the metric of the worst node and the mean over all nodes."""
+        values = [self.evaluate(self.run.algorithm.parameters(state))[self.run.metric] for state in gossip.node_states(result)]
+        return {"worst_node": min(values), "mean_node": sum(values) / len(values)}
+
     def make_exchange(self, client_data: ClientData, seed: int) -> LoopEngine | BatchedEngine:
         """Return the engine of the run over the given examples."""
         run = self.run
@@ -195,7 +241,8 @@ class Simulation:
             dtype=run.dtype,
             device=run.device,
         )
-        return simulate.make_exchange(context, client_data, engine=run.engine, sample_bytes=run.byte_counting is ByteCounting.SAMPLED)
+        sample_bytes = run.byte_counting is ByteCounting.SAMPLED
+        return simulate.make_exchange(context, client_data, engine=run.engine, sample_bytes=sample_bytes, workers=run.workers)
 
     def evaluate(self, theta: Tensor) -> dict[str, float]:
         """Return the test metrics of a parameter vector, on original examples."""
@@ -242,6 +289,26 @@ class Simulation:
     def _to_tensor(self, array: np.ndarray) -> Tensor:
         kind = self.run.dtype if array.dtype.kind == "f" else torch.int64
         return torch.from_numpy(array).to(device=self.run.device, dtype=kind)
+
+
+def data_key(run: ResolvedRun) -> str:
+    """Return a key that is equal for runs with the same examples on the same clients."""
+    federation = run.federation
+    parts = {**asdict(run.data), "task": run.task, "seed": run.seed, "evaluate_on": run.evaluate_on, "server": federation.server_examples}
+    parts |= {"clients": federation.clients, "partition": federation.partition, "alpha": federation.alpha}
+    return json.dumps(parts, sort_keys=True, default=str)
+
+
+_last_simulation: dict[str, Simulation] = {}
+"""The last simulation of this process by data key: the next run often has the same data."""
+
+
+def cached_simulation(run: ResolvedRun) -> Simulation:
+    """Return the simulation of a run, with the data of the last one if they are the same."""
+    if (key := data_key(run)) not in _last_simulation:
+        _last_simulation.clear()
+        _last_simulation[key] = Simulation(run)
+    return _last_simulation[key].with_config(run)
 
 
 def validation_split(dataset: FederatedDataset) -> FederatedDataset:

@@ -232,6 +232,16 @@ TASKS = {
     "fedml-mnist": published_task(
         "fedml-mnist", "28 x 28 digits, two classes a client, sizes by a power law", Loss.SOFTMAX, 784, 10, NUM_POWER_LAW_CLIENTS, 0.05
     ),
+    "heterofl-mnist": Task(
+        description="28 x 28 digits, two classes a client, LeNet",
+        loss=Loss.SOFTMAX,
+        data_options=BuiltinFiles,
+        load=partial(builtin.load_builtin_dataset, "heterofl-mnist"),
+        make_objective=lambda _, group: Module(module=lenet(), factory=lenet, granularity=group),
+        clients=NUM_MNIST_CLIENTS,
+        partition=Partition.NATURAL,
+        is_network=True,
+    ),
     "file": Task(
         description="your own rows",
         loss=Loss.SQUARED,

@@ -33,7 +33,7 @@ def build_model(
 
     `factory` names the function that builds a module (default: the objective's own). Classes without a name get their number.
     """
-    flat = parameters.float().numpy(force=True)
+    flat = parameters.float().numpy(force=True)  # parameters, and buffers if the model has any
     indices = np.flatnonzero(flat).astype(np.int32)
     if isinstance(objective, Linear):
         loss, num_outputs, factory = objective.loss, objective.num_outputs, None
@@ -59,6 +59,6 @@ def build_model(
         indices=indices,
         values=flat[indices],
         tensor_shapes={name: tuple(shape) for name, (_, shape) in objective.slices.items()},
-        num_ungated=objective.layout.num_ungated,
+        num_ungated=objective.layout.num_ungated + len(flat) - objective.layout.size,
         metadata=metadata,
     )

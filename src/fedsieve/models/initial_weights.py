@@ -11,7 +11,7 @@ from fedsieve.models import sparse_model
 
 
 def load_initial_weights(path: Path, objective: Objective) -> Tensor:
-    """The initial parameters from a model of this package, or from a safetensors file of a module's named parameters."""
+    """The initial parameters and buffers from a model of this package, or from a safetensors file of a module's state dict."""
     try:
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -20,9 +20,10 @@ def load_initial_weights(path: Path, objective: Objective) -> Tensor:
     if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
         raise ValueError(f"--init-weights {path} has a value that is not a finite number")
     slices = objective.slices
+    size = max(part.stop for part, _ in slices.values())
     if set(tensors) == {"index", "value"}:
         model, shapes = sparse_model.read_model(path), {name: tuple(shape) for name, (_, shape) in slices.items()}
-        if (model.tensor_shapes, model.num_ungated) != (shapes, objective.layout.num_ungated):
+        if (model.tensor_shapes, model.num_ungated) != (shapes, size - objective.layout.num_gated):
             raise ValueError(f"--init-weights {path} is a model of shapes {model.tensor_shapes}; the model to train has {shapes}")
         return torch.from_numpy(model.to_dense())
     missing = [name for name in slices if name not in tensors]
@@ -34,7 +35,7 @@ def load_initial_weights(path: Path, objective: Objective) -> Tensor:
             f"--init-weights {path}: {mismatched[0]} has shape {tuple(tensors[mismatched[0]].shape)}, "
             f"the model needs {tuple(slices[mismatched[0]][1])}"
         )
-    parameters = torch.zeros(objective.layout.size)
+    parameters = torch.zeros(size)
     for name, (part, _) in slices.items():
         parameters[part] = tensors[name].reshape(-1).float()
     return parameters
