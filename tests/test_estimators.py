@@ -20,6 +20,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from fedsieve import SparseFederatedClassifier, SparseFederatedRegressor
 from fedsieve.algorithms.sieve import Sieve
 from fedsieve.data.standardization import federated_standardization
+from fedsieve.runtime.client_data import draw_weighted_batches
 
 BOTH = [SparseFederatedClassifier, SparseFederatedRegressor]
 
@@ -32,7 +33,18 @@ def shapes_unchecked():
     config.update("jaxtyping_disable", False)
 
 
-@parametrize_with_checks([SparseFederatedClassifier(n_clients=3, rounds=3), SparseFederatedRegressor(n_clients=3, rounds=3)])
+REPEATED = "a weight and a repetition are equal on average only: examples are divided among clients and drawn at random"
+
+
+def random_training(_):
+    """The checks that scikit-learn's own stochastic estimators cannot pass either."""
+    return {f"check_sample_weight_equivalence_on_{kind}_data": REPEATED for kind in ("dense", "sparse")}
+
+
+@parametrize_with_checks(
+    [SparseFederatedClassifier(n_clients=3, rounds=3), SparseFederatedRegressor(n_clients=3, rounds=3)],
+    expected_failed_checks=random_training,
+)
 def test_the_estimators_pass_the_checks_of_scikit_learn(estimator, check):
     check(estimator)
 
@@ -108,7 +120,9 @@ def test_several_labels_are_a_matrix_dense_or_sparse(convert):
     assert (model.predict(x) == y).mean() > 0.7
 
 
-def test_sparse_examples_stay_sparse_and_predict_like_dense_ones():
+@pytest.mark.parametrize("max_dense_values", [0, 2**25])
+def test_sparse_examples_predict_like_dense_ones(max_dense_values, monkeypatch):
+    monkeypatch.setattr("fedsieve.experiments.sparse_federated.MAX_DENSE_VALUES", max_dense_values)
     x, y = load_breast_cancer(return_X_y=True)
     x = MinMaxScaler().fit_transform(x)
     x[x < 0.2] = 0
@@ -222,12 +236,126 @@ def test_invalid_parameters_are_refused_with_their_names(wrong, message):
         SparseFederatedRegressor(**{"rounds": 1, **wrong}).fit(x, y)
 
 
-def test_sample_weight_is_refused_with_the_reason():
-    x, y = load_diabetes(return_X_y=True)
-    with pytest.raises(TypeError, match="fit takes no sample_weight"):
-        SparseFederatedRegressor().fit(x, y, sample_weight=np.ones(len(y)))
+def test_before_fit_there_is_no_support():
     with pytest.raises(NotFittedError):
         SparseFederatedRegressor().get_support()
+
+
+def two_slopes():
+    """Examples of two opposite relations, half each."""
+    x = np.random.default_rng(0).normal(size=(400, 3))
+    first = np.arange(400) % 2 == 0
+    return x, np.where(first, x[:, 0], -x[:, 0]), first
+
+
+def test_a_model_follows_the_examples_with_the_weight():
+    x, y, first = two_slopes()
+    for weight in (first * 1.0, ~first * 1.0, np.where(first, 3.0, 1.0)):
+        model = SparseFederatedRegressor(1.0, rounds=20, random_state=0).fit(x, y, sample_weight=weight)
+        exact = LinearRegression().fit(x, y, sample_weight=weight).coef_
+        np.testing.assert_allclose(model.coef_, exact, atol=0.08)
+        assert np.abs(LinearRegression().fit(x, y).coef_ - exact)[0] > 0.3, "a model without weights would differ"
+
+
+def test_clients_count_by_the_weight_of_their_examples():
+    x, y, first = two_slopes()
+    weights, options = np.where(first, 9.0, 1.0), {"rounds": 20, "random_state": 0}
+    heavy = Sieve(client_weighting="examples")
+    model = SparseFederatedRegressor(1.0, algorithm=heavy, **options).fit(x, y, groups=first, sample_weight=weights)
+    assert model.coef_[0] == pytest.approx(0.8, abs=0.15)
+
+
+def test_an_example_occurs_in_proportion_to_its_weight():
+    weights = np.array([1.0, 2.0, 0.5, 4.5])
+    drawn = np.bincount(draw_weighted_batches(1, 2, 3, weights, 16, 5).reshape(-1), minlength=4)
+    assert drawn.sum() == 80 and (np.abs(drawn - 80 * weights / 8) <= 1).all()
+
+
+def test_class_weight_moves_the_decision():
+    x, y = load_breast_cancer(return_X_y=True)
+    often = [
+        SparseFederatedClassifier(0.2, rounds=10, random_state=0, class_weight=w).fit(x, y).predict(x).mean() for w in ({0: 9}, {1: 9})
+    ]
+    assert often[0] < y.mean() < often[1]
+    balanced = SparseFederatedClassifier(0.2, rounds=2, random_state=0, class_weight="balanced").fit(x, y)
+    plain = SparseFederatedClassifier(0.2, rounds=2, random_state=0).fit(x, y)
+    assert balanced.standardization_bytes_ == plain.standardization_bytes_ + 10 * 4
+
+
+def test_weights_are_refused_where_they_would_not_count():
+    x, y, first = two_slopes()
+    for model, message in (
+        (SparseFederatedRegressor(refit=True), "refit counts every example once"),
+        (SparseFederatedRegressor(algorithm=Sieve(batch_size="all")), "need mini-batches"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.set_params(rounds=1).fit(x, y, sample_weight=first + 1.0)
+    with pytest.raises(ValueError, match="non-zero"):
+        SparseFederatedRegressor().fit(x, y, sample_weight=np.zeros(len(x)))
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+def test_several_targets_share_the_density(intercept):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 5))
+    y = np.stack((2 * x[:, 0], 100 * x[:, 1] - 100 * x[:, 2]), axis=1) + intercept * np.array([3, -500])
+    model = SparseFederatedRegressor(0.3, rounds=15, fit_intercept=intercept, random_state=0).fit(x, y)
+    assert model.coef_.shape == (2, 5) and np.array_equal(model.coef_ != 0, [[1, 0, 0, 0, 0], [0, 1, 1, 0, 0]])
+    assert model.predict(x).shape == y.shape and model.score(x, y) > 0.98
+    assert model.history_[-1]["r2"] == pytest.approx(model.score(x, y), abs=1e-3)
+
+
+def test_the_estimator_selects_features_with_their_names():
+    x, y = load_diabetes(return_X_y=True)
+    names = np.array(load_diabetes().feature_names, dtype=object)
+    model = SparseFederatedRegressor(0.3, rounds=3, random_state=0).fit(x, y)
+    np.testing.assert_array_equal(model.transform(x), x[:, model.get_support()])
+    assert list(model.get_feature_names_out(names)) == list(names[model.get_support()])
+    chain = make_pipeline(SparseFederatedRegressor(0.3, rounds=3, random_state=0), LinearRegression()).fit(x, y)
+    assert chain[-1].coef_.shape == (3,)
+
+
+@pytest.mark.parametrize("target", ["two", "many", "labels"])
+def test_log_probabilities_are_those_of_the_probabilities(target):
+    x, y = wine()
+    y = {"two": y == "barolo", "many": y, "labels": np.stack((y == "barolo", y == "barbera"), axis=1).astype(int)}[target]
+    model = SparseFederatedClassifier(0.3, rounds=2, random_state=0).fit(x, y)
+    np.testing.assert_allclose(np.exp(model.predict_log_proba(x)), model.predict_proba(x), rtol=1e-6)
+
+
+def test_partial_fit_continues_with_other_examples():
+    x, y = wine()
+    model = SparseFederatedClassifier(0.3, random_state=0)
+    with pytest.raises(ValueError, match="needs classes"):
+        model.partial_fit(x[:50], y[:50])
+    for part in np.array_split(np.random.default_rng(0).permutation(len(y)), 6):
+        model.partial_fit(x[part], y[part], classes=np.unique(y))
+    assert model.n_iter_ == len(model.history_) == 6 and model.score(x, y) > 0.85 and nonzero(model) == 11
+    with pytest.raises(ValueError, match="not among those of the first call"):
+        model.partial_fit(x, np.where(y == "barolo", "rioja", y))
+    with pytest.raises(ValueError, match="fixed by the first call"):
+        model.partial_fit(x, y, classes=["barolo", "rioja"])
+
+
+def test_a_refit_is_the_model_of_all_examples_on_the_same_features():
+    x, y = load_diabetes(return_X_y=True)
+    plain, refitted = (SparseFederatedRegressor(0.3, rounds=5, refit=refit, random_state=0).fit(x, y) for refit in (False, True))
+    kept = plain.get_support()
+    assert np.array_equal(kept, refitted.get_support())
+    np.testing.assert_allclose(refitted.coef_[kept], LinearRegression().fit(x[:, kept], y).coef_, rtol=0.05)
+    assert plain.bytes_up_ < refitted.bytes_up_ < plain.bytes_up_ + 10 * 30 * (4 * 4 + 40)
+
+
+def test_errors_about_words_and_gaps_contain_a_line_that_runs():
+    x, y = load_diabetes(return_X_y=True)
+    gaps, words = np.where(x > 0.15, np.nan, x), np.column_stack((x.astype(object), np.where(x[:, 0] > 0, "a", "b")))
+    for table in (gaps, words):
+        with pytest.raises(ValueError, match="make_pipeline") as caught:
+            SparseFederatedRegressor(rounds=2).fit(table, y)
+        names = {"SparseFederatedRegressor": SparseFederatedRegressor}
+        exec(str(caught.value).rpartition("first: ")[2], names)
+        assert names["model"].set_params(sparsefederatedregressor__rounds=2).fit(table, y).predict(table).shape == (442,)
+    assert "[10]" in str(caught.value), "the column of words"
 
 
 def test_verbose_shows_progress_and_the_default_is_silent(capsys):

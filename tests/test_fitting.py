@@ -3,17 +3,20 @@
 import subprocess
 import sys
 from copy import deepcopy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import fedsieve
 from fedsieve.algorithms.defaults import DENSITY_ANNEALING, NETWORK_DEFAULTS, select_supported
 from fedsieve.algorithms.sieve import Sieve
+from fedsieve.core.optimizers import StepRule
+from fedsieve.fitting import build_algorithm, set_local_epochs
 
 NETWORK_OPTIONS = select_supported(Sieve, NETWORK_DEFAULTS)
 SHORT = Sieve(**NETWORK_OPTIONS | {"local_steps": 10})
@@ -98,8 +101,10 @@ def test_a_callback_is_called_every_round_and_can_stop():
     )
     assert [number for number, _, _ in seen] == [1, 2, 3] and run.rounds == 3
     assert {count for _, count, _ in seen} == {22} and seen[-1][2] == run.bytes_up and nonzero(model) == 22
-    with pytest.raises(TypeError, match="return True to stop"):
-        fedsieve.fit(network(), functional.cross_entropy, make_clients(), density=0.3, algorithm=SHORT, rounds=2, callback=lambda fit: 0.7)
+    _, run = fedsieve.fit(
+        network(), functional.cross_entropy, make_clients(), density=0.3, algorithm=SHORT, rounds=2, callback=lambda fit: fit
+    )
+    assert run.rounds == 2, "only True stops"
 
 
 def test_training_starts_from_the_weights_of_the_module():
@@ -197,13 +202,143 @@ def test_regression_in_double_precision_with_an_algorithm_by_name():
         ({"rounds": 0}, "rounds must be at least 1"),
         ({"participation": 0}, "participation is the fraction"),
         ({"gate_granularity": "layer"}, "unknown gate_granularity 'layer'"),
-        ({"module": nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))}, "running statistics"),
+        ({"gate_granularity": "filter"}, "gate granularity filter needs a convolution"),
+        ({"gate_granularity": "neuron", "ungated": "*.weight"}, "needs a fully connected layer"),
+        ({"module": network().half()}, "parameters in float16; train it in one full precision"),
+        ({"module": network().requires_grad_(False)}, "nothing to train"),
+        ({"clients": [{"a": torch.zeros(3, 6)}]}, "dicts without a target: they have a; name it labels"),
+        ({"clients": [(torch.zeros(3, 6), torch.zeros(3, 6), torch.zeros(3))]}, r"put several inputs into one tuple: \(\(x1, x2\), y\)"),
+        ({"clients": [(["a", "b"], torch.zeros(2))]}, "examples that are no tensor"),
+        ({"module": nn.Sequential(nn.LSTM(6, 2))}, "returns a tuple; fit needs a tensor"),
+        ({"patience": 2}, "give examples as validation"),
+        ({"patience": 0, "validation": make_clients()[0]}, "at least 1"),
+        ({"patience": 2, "validation": make_clients()[0], "run_dir": "x"}, "leave out patience or run_dir"),
+        ({"validation": (torch.zeros(3, 5), torch.zeros(3).long())}, "inputs of another form"),
+        ({"local_epochs": 2, "local_steps": 3, "algorithm": "sieve"}, "leave one of them out"),
+        ({"local_epochs": 0, "algorithm": "sieve"}, "local_epochs must be above 0"),
     ],
 )
 def test_invalid_input_is_refused_before_the_first_round(wrong, message):
     settings = {"module": network(), "loss": functional.cross_entropy, "clients": make_clients(), "density": 0.3, "rounds": 1, **wrong}
     with pytest.raises(ValueError, match=message):
         fedsieve.fit(settings.pop("module"), settings.pop("loss"), settings.pop("clients"), **settings)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"optimizer": "adam"}, "set learning_rate, step_rule or server_optimizer"), ({"epochs": 3}, "its options are .*batch_size")],
+)
+def test_unknown_options_are_refused_with_those_there_are(options, message):
+    with pytest.raises(TypeError, match=message):
+        fedsieve.fit(network(), functional.cross_entropy, make_clients(), density=0.3, rounds=1, **options)
+
+
+def test_options_have_the_names_of_the_command_line():
+    common = {"density": 0.3, "rounds": 2}
+    options = {"local_steps": 10, "learning_rate": 0.3, "batch_size": 16, "step_rule": "constant"}
+    named, _ = fedsieve.fit(network(), functional.cross_entropy, make_clients(), **common, **options)
+    given = Sieve(**NETWORK_OPTIONS | options | {"step_rule": StepRule.CONSTANT})
+    same, _ = fedsieve.fit(network(), functional.cross_entropy, make_clients(), **common, algorithm=given)
+    assert all(torch.equal(a, b) for a, b in zip(named.parameters(), same.parameters(), strict=True))
+
+
+def test_local_epochs_are_steps_of_an_average_client():
+    counts = np.array([40, 0, 80])
+    for name, batch_size, epochs, option, steps in (
+        ("sieve", 16, 2, "local_steps", 8),  # 2 x 60 / 16, rounded up
+        ("fed-sgd", 16, 1, "exchanges", 4),
+        ("sieve", "all", 3, "local_steps", 3),
+    ):
+        algorithm = build_algorithm(name, 0.1, None, {"batch_size": batch_size})
+        assert getattr(set_local_epochs(algorithm, epochs, {}, counts), option) == steps
+
+
+def test_validation_and_metrics_are_columns_of_the_learning_curve():
+    clients = make_clients()
+    hit = {"accuracy": lambda outputs, y: (outputs.argmax(1) == y).float().mean()}
+    model, run = fedsieve.fit(
+        network(), functional.cross_entropy, clients[:2], density=0.3, algorithm=SHORT, rounds=3, validation=clients[2], metrics=hit
+    )
+    assert run.history[-1]["val_accuracy"] == pytest.approx(accuracy(model, clients[2:]))
+    assert run.history[-1]["accuracy"] == pytest.approx(accuracy(model, clients[:2]))
+    assert run.history[-1]["val_loss"] == pytest.approx(functional.cross_entropy(model(clients[2][0]), clients[2][1]).item(), rel=1e-5)
+
+
+def test_training_stops_without_patience_and_returns_the_best_round():
+    clients = make_clients()
+    labels = (clients[0][0], 1 - clients[0][1])  # training makes the loss on wrong labels rise
+    model, run = fedsieve.fit(
+        network(), functional.cross_entropy, clients, density=0.5, algorithm=SHORT, rounds=20, validation=labels, patience=2
+    )
+    losses = [row["val_loss"] for row in run.history]
+    assert run.best_round == int(np.argmin(losses)) + 1 and run.rounds == run.best_round + 2 < 20
+    assert functional.cross_entropy(model(labels[0]), labels[1]).item() == pytest.approx(min(losses), rel=1e-5)
+
+
+def test_an_interrupted_fit_continues_to_the_same_bits(tmp_path):
+    def interrupt(fit):
+        if fit.rounds == 2:
+            raise KeyboardInterrupt
+
+    settings = {"density": 0.3, "algorithm": SHORT, "rounds": 4}
+    straight, whole = fedsieve.fit(network(), functional.cross_entropy, make_clients(), **settings)
+    with pytest.raises(KeyboardInterrupt):
+        fedsieve.fit(network(), functional.cross_entropy, make_clients(), **settings, run_dir=tmp_path, callback=interrupt)
+    seen = []
+    for _ in range(2):  # the second time nothing is left to do
+        model, run = fedsieve.fit(
+            network(), functional.cross_entropy, make_clients(), **settings, run_dir=tmp_path, callback=lambda fit: seen.append(fit.rounds)
+        )
+        assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), model.parameters(), strict=True))
+        assert run.rounds == 4 and run.bytes_up == whole.bytes_up
+    assert seen == [3, 4]
+    with pytest.raises(ValueError, match="weights and examples was"):
+        fedsieve.fit(network(), functional.cross_entropy, make_clients(seed=1), **settings, run_dir=tmp_path)
+
+
+def test_the_device_is_where_the_module_is_trained_not_where_it_ends():
+    model, _ = fedsieve.fit(network(), functional.cross_entropy, make_clients(), density=0.3, algorithm=SHORT, rounds=1, device="cpu")
+    assert next(model.parameters()).device.type == "cpu"
+    with pytest.raises(ValueError, match="device cuda:99 is not available"):
+        fedsieve.fit(network(), functional.cross_entropy, make_clients(), density=0.3, rounds=1, device="cuda:99")
+
+
+class TwoInputs(nn.Module):
+    """Embeds a whole number, and returns an object with logits, as modules of Hugging Face do."""
+
+    def __init__(self, wrap):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.layer, self.wrap = nn.Embedding(5, 3), nn.Linear(9, 2), wrap
+
+    def forward(self, numbers, values):
+        assert numbers.dtype == torch.int64
+        return self.wrap(self.layer(torch.cat((self.table(numbers), values), dim=1)))
+
+
+def two_inputs(count=30):
+    rng = np.random.default_rng(0)
+    numbers, values = torch.from_numpy(rng.integers(0, 5, count)), torch.from_numpy(rng.normal(size=(count, 6)).astype(np.float32))
+    return numbers, values, (numbers > 2).long()
+
+
+class Stream(IterableDataset):
+    """Examples one after another, as dicts."""
+
+    def __iter__(self):
+        yield from ({"numbers": a, "values": b, "labels": y} for a, b, y in zip(*two_inputs(), strict=True))
+
+
+def test_several_inputs_dicts_streams_and_outputs_with_logits_are_equal():
+    numbers, values, y = two_inputs()
+    mapping = {"numbers": numbers, "values": values, "labels": y}
+    loader = DataLoader(Stream(), batch_size=7)
+    forms = [((numbers, values), y), mapping, Stream(), loader, ({"values": values, "numbers": numbers}, y)]
+    wraps = [lambda z: z, lambda z: SimpleNamespace(logits=z), lambda z: {"logits": z}]
+    runs = [fedsieve.fit(TwoInputs(wraps[0]), functional.cross_entropy, [form], density=0.5, algorithm=SHORT, rounds=1) for form in forms]
+    runs += [fedsieve.fit(TwoInputs(wrap), functional.cross_entropy, [mapping], density=0.5, algorithm=SHORT, rounds=1) for wrap in wraps]
+    first = torch.cat([part.flatten() for part in runs[0][0].parameters()])
+    assert all(torch.equal(first, torch.cat([part.flatten() for part in model.parameters()])) for model, _ in runs)
 
 
 def test_a_client_without_examples_does_not_participate():

@@ -1,30 +1,39 @@
 """`fedsieve.fit`: train any nn.Module on the examples of several clients, with an exact number of non-zero weights."""
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
+from functools import partial
+from hashlib import blake2b
+from math import ceil, inf
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, default_collate
 
 from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.algorithms.base import BaseAlgorithm
-from fedsieve.algorithms.defaults import NETWORK_DEFAULTS, select_supported
+from fedsieve.algorithms.defaults import NETWORK_DEFAULTS, batches_per_round, select_supported
 from fedsieve.core.random import generator
+from fedsieve.core.settings import field_types, parse_value
+from fedsieve.data.module_examples import ClientExamples, ModuleExamples, stack_clients
 from fedsieve.formatting import ProgressBar, format_number
 from fedsieve.objectives.module import GateGranularity, Module
-from fedsieve.runtime.evaluation import measure_rounds
+from fedsieve.runtime.evaluation import RunState, measure_rounds
+from fedsieve.runtime.rounds import initial_server
 from fedsieve.runtime.simulate import simulate, single_threaded
+from fedsieve.runtime.workers import Workers, require_workers
+from fedsieve.storage.run_log import open_log
 
 MAX_EVALUATED_EXAMPLES = 1000
 """Maximum number of training examples on which each round is evaluated."""
-
-ClientExamples = tuple[Any, Any] | Dataset | DataLoader
-"""A client's examples: (x, y) tensors or arrays, a map-style Dataset of such pairs, or a DataLoader, which is read once."""
+Metric = Callable[[Tensor, Tensor], Any]
+"""(outputs, targets) -> a number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +51,12 @@ class FitResult:
     bytes_down: int
     """bytes that clients received"""
     history: tuple[dict[str, Any], ...] = field(repr=False)
-    """metrics of each round: loss on at most 1000 training examples, densities, bytes, cohort"""
+    """the learning curve, one row per round: loss and metrics on at most 1000 training examples, those on `validation` by names with
+    `val_`, densities, bytes, cohort"""
     module: nn.Module = field(repr=False)
     """a copy of the user's module with the weights of this round"""
+    best_round: int | None = None
+    """with `patience` the round of the returned module, counted from 1"""
 
 
 def fit(
@@ -56,11 +68,20 @@ def fit(
     algorithm: str | BaseAlgorithm = "sieve",
     rounds: int | None = None,
     participation: float = 1.0,
+    local_epochs: float | None = None,
     ungated: Sequence[str] = (),
+    gate_norms: bool = False,
     gate_granularity: GateGranularity | str = GateGranularity.WEIGHT,
     seed: int = 0,
-    callback: Callable[[FitResult], bool | None] | None = None,
+    device: str | torch.device | None = None,
+    workers: Workers = "auto",
+    validation: ClientExamples | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    patience: int | None = None,
+    callback: Callable[[FitResult], Any] | None = None,
+    run_dir: str | Path | None = None,
     verbose: bool = False,
+    **options: Any,
 ) -> tuple[nn.Module, FitResult]:
     """Train a module on the examples of several clients, so that exactly floor(density p) of its p weights are not zero.
 
@@ -70,11 +91,13 @@ def fit(
     Parameters
     ----------
     module
-        any `nn.Module` with one input; its layers keep their mode (`train` or `eval`)
+        any `nn.Module` in single or double precision that returns a tensor, or an object or dict with `logits`; its layers keep their
+        mode (`train` or `eval`)
     loss
         mean loss of a batch, `loss(module(x), y)`, such as `torch.nn.functional.cross_entropy`
     clients
-        the examples of each client: `(x, y)` tensors or arrays, a `Dataset`, or a `DataLoader` (read once)
+        the examples of each client: `(x, y)` tensors or arrays, a `Dataset`, or a `DataLoader` (read once). x may be a tuple of inputs,
+        or a dict of keyword arguments; an example may be a dict with the key `labels`
     density
         fraction of weights that may be non-zero
     algorithm
@@ -83,60 +106,174 @@ def fit(
         number of rounds (default: the algorithm's, mostly 100)
     participation
         fraction of clients in each round
+    local_epochs
+        passes over the examples of an average client in a round; sets `local_steps`
     ungated
         patterns of names of parameters without gates, such as `"*.bias"`: always kept, not counted
+    gate_norms
+        whether parameters of normalization layers (BatchNorm, LayerNorm, ..., classes whose name ends in Norm) have gates
     gate_granularity
         weights that share a gate: `weight` (none), `feature`, `neuron` or `filter`
     seed
         equal seeds give equal bits
+    device
+        torch device of the training (default: the module's); the returned module is on the module's own device
+    workers
+        processes that train the clients: at most this many, or "auto" for one per core; the result does not depend on it
+    validation
+        examples on which each round is evaluated in addition, in a form as those of a client
+    metrics
+        functions (outputs, targets) -> number by name, evaluated with the loss
+    patience
+        number of rounds without a lower validation loss after which training stops; the module of the best round is returned
     callback
-        called after every round with a `FitResult`; training stops if it returns True
+        called after every round with a `FitResult`; training stops if it returns True, whatever else it returns is ignored
+    run_dir
+        folder for checkpoints: the same call continues an interrupted run from there, to the same bits
     verbose
         show progress on standard error
+    **options
+        options of the algorithm by their names on the command line: `learning_rate`, `local_steps`, `batch_size`, `server_optimizer`, ...
 
     Returns
     -------
     A copy of the module with the trained weights, which does not depend on fedsieve, and the last `FitResult`.
     """
-    if not isinstance(module, nn.Module):
-        raise ValueError(f"module must be a torch.nn.Module; got {module!r}")
-    template = deepcopy(module)
-    frozen = tuple(name for name, parameter in template.named_parameters() if not parameter.requires_grad)
+    own = require_full_precision(module)
+    where, dtype = require_device(own.device if device is None else device), own.dtype
+    examples = stack_clients(clients).to(where, dtype)
+    template = deepcopy(module).to(where)
     objective = Module(
         module=template,
         loss=loss,
         ungated=check_patterns(ungated, template),
-        frozen=frozen,
+        gate_norms=gate_norms,
+        frozen=tuple(name for name, parameter in template.named_parameters() if not parameter.requires_grad),
         granularity=parse_granularity(gate_granularity),
+        forward=examples.forward,
     )
-    resolved_algorithm = build_algorithm(algorithm, density, rounds)
-    resolved_algorithm.final_budget(objective.layout)
+    trained = build_algorithm(algorithm, density, rounds, options)
+    if local_epochs is not None:
+        trained = set_local_epochs(trained, local_epochs, options, examples.counts)
+    trained.final_budget(objective.layout)
     weights = objective.flatten(template)
-    x, y, counts = stack_clients(clients, weights.device)
-    if x.is_floating_point():
-        x = x.to(weights.dtype)
-    check_module(objective, weights, x[:2], y[:2])
+    check_module(objective, weights, examples.x[:2], examples.y[:2])
     if not 0 < participation <= 1:
         raise ValueError(f"participation is the fraction of clients in a round, above 0 and at most 1; got {participation:g}")
-    num_rounds = resolved_algorithm.default_rounds if rounds is None else rounds
-    results = simulate(
-        resolved_algorithm, objective, x, y, counts, participation=participation, rounds=num_rounds, seed=seed, weights=weights
-    )
-    sample = torch.from_numpy(generator(seed, "measured").permutation(len(y))[:MAX_EVALUATED_EXAMPLES]).to(weights.device)
-    inputs, targets = x[sample], y[sample]
-    history: list[dict[str, Any]] = []
+    require_workers(workers)
+    require_patience(patience, validation, run_dir)
+    num_rounds = trained.default_rounds if rounds is None else rounds
+    evaluate = make_evaluation(objective, examples, validation, metrics or {}, seed)
+    state = RunState(initial_server(trained, objective, seed, dtype, str(where), weights))
+    make_result = partial(snapshot, module, objective)
+    with ExitStack() as stack:
+        log = None
+        if run_dir is not None:
+            settings = describe_fit(trained, objective, examples, {"seed": seed, "participation": participation, "rounds": num_rounds})
+            log = stack.enter_context(open_log(Path(run_dir), state, settings, num_rounds))
+            state = state._replace(server=log.server, num_rounds_done=len(log.metrics_rows), memories=log.memories, buffers=log.buffers)
+        history = [] if log is None else log.metrics_rows
+        results = simulate(
+            trained,
+            objective,
+            examples.x,
+            examples.y,
+            examples.counts,
+            participation=participation,
+            rounds=num_rounds,
+            seed=seed,
+            weights=weights,
+            workers=workers,
+            state=state,
+        )
+        stack.enter_context(single_threaded())
+        bar = stack.enter_context(ProgressBar(num_rounds, "fit", "round", quiet=not verbose, num_done=len(history)))
+        last, best, best_loss = (trained.parameters(state.server), state.buffers, len(history)), None, inf
+        for measured in measure_rounds(trained, results, evaluate, seconds_before=history[-1]["seconds"] if history else 0.0):
+            if log is None:
+                history.append(measured.metrics)
+            else:
+                log.add_round(measured)
+            last = (measured.parameters, measured.result.buffers, len(history))
+            bar.advance(f"loss {format_number(measured.metrics['loss'])}")
+            if patience is not None and (best is None or measured.metrics["val_loss"] < best_loss):
+                best, best_loss = last, measured.metrics["val_loss"]
+            if callback is not None and is_true(callback(make_result(last, history))):
+                break
+            if patience is not None and best is not None and len(history) - best[2] >= patience:
+                break
+    result = make_result(last if best is None else best, history)
+    result = replace(result, best_round=None if best is None else best[2])
+    return result.module, result
+
+
+def require_full_precision(module: Any) -> Tensor:
+    """Return a trained parameter of a module; raise ValueError if it is no module in single or double precision, or has none."""
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"module must be a torch.nn.Module; got {module!r}")
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if not trained:
+        raise ValueError("the module has no parameter with requires_grad=True, so there is nothing to train")
+    found = {parameter.dtype for parameter in trained}
+    if found not in ({torch.float32}, {torch.float64}):
+        names = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in found))
+        raise ValueError(f"the module has parameters in {names}; train it in one full precision, module.float(), and convert the result")
+    return trained[0]
+
+
+def require_device(device: str | torch.device) -> torch.device:
+    """Return a torch device; raise ValueError if this machine does not have it."""
+    try:
+        return torch.ones(1, device=device).device
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise ValueError(f"device {device} is not available on this machine; leave it out to train where the module is") from None
+
+
+def require_patience(patience: int | None, validation: Any, run_dir: Any) -> None:
+    """Raise ValueError if early stopping has no loss to watch, or no way to resume."""
+    if patience is None:
+        return
+    if patience < 1:
+        raise ValueError(f"patience is a number of rounds, at least 1; got {patience}")
+    if validation is None:
+        raise ValueError(f"patience {patience} watches the validation loss; give examples as validation")
+    if run_dir is not None:
+        raise ValueError("patience keeps the best model in memory, which a resumed run would not have; leave out patience or run_dir")
+
+
+def make_evaluation(
+    objective: Module, examples: ModuleExamples, validation: Any, metrics: Mapping[str, Metric], seed: int
+) -> Callable[[Tensor], dict[str, float]]:
+    """Return the function from parameters to loss and metrics, on some training examples and on the validation examples."""
+    sample = torch.from_numpy(generator(seed, "measured").permutation(len(examples.y))[:MAX_EVALUATED_EXAMPLES]).to(examples.y.device)
+    parts = {"": (examples.x[sample], examples.y[sample])}
+    if validation is not None:
+        held = stack_clients([validation])
+        if held.input_format != examples.input_format or held.x.shape[1:] != examples.x.shape[1:]:
+            raise ValueError("validation has inputs of another form than those of the clients; use one form for both")
+        held = held.to(examples.x.device, examples.x.dtype)
+        parts["val_"] = (held.x, held.y)
+    functions = {"loss": objective.loss} | dict(metrics)
 
     def evaluate(parameters: Tensor) -> dict[str, float]:
-        return {"loss": float(loss(objective.predict(parameters, inputs), targets))}
+        values = {}
+        for prefix, (x, y) in parts.items():
+            outputs = objective.predict(parameters, x)
+            values |= {prefix + name: float(function(outputs, y)) for name, function in functions.items()}
+        return values
 
-    with single_threaded(), ProgressBar(num_rounds, "fit", "round", quiet=not verbose) as bar:
-        for measured in measure_rounds(resolved_algorithm, results, evaluate):
-            history.append(measured.metrics)
-            bar.advance(f"loss {format_number(measured.metrics['loss'])}")
-            if callback is not None and should_stop(callback(snapshot(module, objective, measured.parameters, history))):
-                break
-    result = snapshot(module, objective, measured.parameters, history)
-    return result.module, result
+    return evaluate
+
+
+def describe_fit(algorithm: BaseAlgorithm, objective: Module, examples: ModuleExamples, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return what determines the result, by which a checkpoint is recognized: settings, layers, and a hash of weights and examples."""
+    digest = blake2b(digest_size=8)
+    for tensor in (objective.flatten(objective.module), examples.x, examples.y):
+        digest.update(tensor.numpy(force=True).tobytes())
+    options = {name: getattr(algorithm, name) for name in sorted(algorithm.option_names())}
+    layers = {name: list(shape) for name, (_, shape) in objective.slices.items()}
+    start = {"layers": layers, "clients": examples.counts.tolist(), "weights and examples": digest.hexdigest()}
+    return settings | start | {"density": algorithm.density, "algorithm": {"name": type(algorithm).__name__} | options}
 
 
 def check_patterns(patterns: Sequence[str] | str, module: nn.Module) -> tuple[str, ...]:
@@ -156,32 +293,60 @@ def parse_granularity(granularity: GateGranularity | str) -> GateGranularity:
     return GateGranularity(granularity)
 
 
-def should_stop(callback_result: Any) -> bool:
-    """Return whether a callback asked to stop."""
-    if callback_result is not None and not isinstance(callback_result, (bool, np.bool_)):
-        raise TypeError(f"callback must return True to stop, or False or None to continue; got {callback_result!r}")
-    return bool(callback_result)
+def is_true(callback_result: Any) -> bool:
+    """Return whether a callback asked to stop: only True does."""
+    return callback_result is True or (isinstance(callback_result, np.bool_) and bool(callback_result))
 
 
-def build_algorithm(algorithm: str | BaseAlgorithm, density: float, rounds: int | None) -> BaseAlgorithm:
-    """Return the named algorithm with the defaults for networks, or the user's algorithm with this density."""
+def build_algorithm(
+    algorithm: str | BaseAlgorithm, density: float, rounds: int | None, options: Mapping[str, Any] = MappingProxyType({})
+) -> BaseAlgorithm:
+    """Return the named algorithm with the defaults for networks, or the user's algorithm, with this density and the user's options."""
     if rounds is not None and rounds < 1:
         raise ValueError(f"rounds must be at least 1; got {rounds}")
-    if isinstance(algorithm, BaseAlgorithm):
-        return replace(algorithm, density=density)
-    if algorithm not in ALGORITHMS:
+    if not isinstance(algorithm, BaseAlgorithm) and algorithm not in ALGORITHMS:
         raise ValueError(f"unknown algorithm {algorithm!r}; there are {', '.join(ALGORITHMS)}")
-    cls = algorithm_class(algorithm)
-    return cls(density=density, **select_supported(cls, NETWORK_DEFAULTS))
+    cls = type(algorithm) if isinstance(algorithm, BaseAlgorithm) else algorithm_class(algorithm)
+    chosen = parse_options(cls, options)
+    if isinstance(algorithm, BaseAlgorithm):
+        return replace(algorithm, density=density, **chosen)
+    return cls(density=density, **select_supported(cls, NETWORK_DEFAULTS) | chosen)
 
 
-def snapshot(module: nn.Module, objective: Module, parameters: Tensor, history: list[dict[str, Any]]) -> FitResult:
-    """Return the FitResult after a round, with a copy of the user's module that has these parameters."""
+def set_local_epochs(algorithm: BaseAlgorithm, local_epochs: float, options: Mapping[str, Any], counts: np.ndarray) -> BaseAlgorithm:
+    """Return the algorithm with as many local steps as an average client needs for some passes over its examples."""
+    (name, _), *_ = batches_per_round(type(algorithm), 0).items()
+    if name in options:
+        raise ValueError(f"local_epochs {local_epochs:g} sets {name}, which is {options[name]}; leave one of them out")
+    if not 0 < local_epochs < inf:
+        raise ValueError(f"local_epochs must be above 0; got {local_epochs:g}")
+    average = counts[counts > 0].mean()
+    batch_size = average if algorithm.batch_size == "all" else algorithm.batch_size
+    return replace(algorithm, **{name: ceil(local_epochs * average / batch_size)})
+
+
+def parse_options(cls: type[BaseAlgorithm], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of an algorithm with words as their types; raise TypeError for one that it does not have."""
+    types = field_types(cls, cls.option_names())
+    for name in options:
+        if name == "optimizer":
+            raise TypeError("fit has no optimizer: local steps are plain gradient steps; set learning_rate, step_rule or server_optimizer")
+        if name not in types:
+            raise TypeError(f"fit has no argument {name!r}, and {cls.__name__} no such option; its options are {', '.join(sorted(types))}")
+    return {name: parse_value(types[name], value, name) if isinstance(value, str) else value for name, value in options.items()}
+
+
+def snapshot(
+    module: nn.Module, objective: Module, state: tuple[Tensor, Tensor | None, int], history: Sequence[dict[str, Any]]
+) -> FitResult:
+    """Return the FitResult with a copy of the user's module that has these parameters and buffers."""
+    parameters, buffers, _ = state
     trained, tensors = deepcopy(module), objective.unflatten(parameters)
+    tensors |= {} if buffers is None else objective.make_buffers(buffers)
     with torch.no_grad():
-        for name, parameter in trained.named_parameters():
+        for name, tensor in (*trained.named_parameters(), *trained.named_buffers()):
             if name in tensors:
-                parameter.copy_(tensors[name])
+                tensor.copy_(tensors[name])
     gated = parameters[: objective.layout.num_gated]
     nonzero = int((gated != 0).sum())
     return FitResult(
@@ -195,47 +360,11 @@ def snapshot(module: nn.Module, objective: Module, parameters: Tensor, history: 
     )
 
 
-def stack_clients(clients: Sequence[ClientExamples], device: torch.device) -> tuple[Tensor, Tensor, np.ndarray]:
-    """Return the examples of all clients in the order of the clients, and the number of examples of each."""
-    if isinstance(clients, (Dataset, DataLoader, Tensor, np.ndarray)) or not isinstance(clients, Sequence):
-        raise ValueError(
-            f"clients must be a list with the examples of each client; got a {type(clients).__name__}; put a single client into a list"
-        )
-    if not clients:
-        raise ValueError("clients is empty; give the examples of at least one client")
-    tensors = [client_tensors(client, client_id) for client_id, client in enumerate(clients)]
-    counts = np.array([len(y) for _, y in tensors])
-    if not counts.any():
-        raise ValueError("no client has an example; give at least one client some examples")
-    pairs = [pair for pair, count in zip(tensors, counts, strict=True) if count]
-    for name, column in (("x", 0), ("y", 1)):
-        kinds = {(tuple(pair[column].shape[1:]), pair[column].dtype) for pair in pairs}
-        if len(kinds) > 1:
-            raise ValueError(f"examples must have one shape and type at all clients; {name} has {' and '.join(sorted(map(str, kinds)))}")
-    return torch.cat([x for x, _ in pairs]).to(device), torch.cat([y for _, y in pairs]).to(device), counts
-
-
-def client_tensors(client: ClientExamples, client_id: int) -> tuple[Tensor, Tensor]:
-    """Return one client's examples as two tensors."""
-    if isinstance(client, DataLoader):
-        batches = list(client)
-        x, y = (torch.cat([torch.as_tensor(batch[i]) for batch in batches]) for i in (0, 1)) if batches else (torch.empty(0),) * 2
-    elif isinstance(client, Dataset) and isinstance(client, Sized):
-        x, y = default_collate([client[i] for i in range(len(client))]) if len(client) else (torch.empty(0),) * 2
-    elif isinstance(client, (tuple, list)) and len(client) == 2:
-        x, y = (torch.as_tensor(array) for array in client)
-    else:
-        raise ValueError(f"client {client_id} must be a pair (x, y), a Dataset with a length or a DataLoader; got {type(client).__name__}")
-    if len(x) != len(y):
-        raise ValueError(f"client {client_id} has {len(x)} examples in x but {len(y)} targets in y")
-    return x, y
-
-
 def check_module(objective: Module, theta: Tensor, x: Tensor, y: Tensor) -> None:
     """Evaluate module and loss on two examples, so that a mismatch is reported before the first round."""
     try:
         value = objective.loss(objective.predict(theta, x), y)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise ValueError(f"module and loss do not accept these examples: {str(error).splitlines()[0]}") from None
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise ValueError("loss must return one number, the mean loss of a batch; use reduction='mean'")
