@@ -1,0 +1,1 @@
+"""fedht: Flower baseline for Fed-HT and FedIter-HT (Tong et al. 2022)."""
