@@ -1,14 +1,13 @@
 """Write the results of studies into the documentation: `python tools/publish_results.py reports`.
 
 Reads the folders of `fedsieve reproduce`, and writes docs/data, docs/images and the sections of docs/results.md and README.md between
-`<!-- NAME -->` and `<!-- /NAME -->`. A study that is not in the folder keeps its section.
+`<!-- NAME -->` and `<!-- /NAME -->`. A study that is not in the folder keeps its section and its checks of claims.
 """
 
 import json
-import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from fedsieve.report.figures.ablation import DIFFERENCE_TO_DEFAULT
 from fedsieve.report.figures.style import line_label
 from fedsieve.report.tables import StudyTable, format_cell
 from fedsieve.studies import results
-from fedsieve.studies.results import DEFAULT_VARIANT, PUBLISHED
+from fedsieve.studies.results import DEFAULT_VARIANT, PUBLISHED, REFERENCE_ALGORITHM
 
 PROJECT = Path(__file__).parent.parent
 DOCS = PROJECT / "docs"
@@ -38,6 +37,9 @@ IMAGES = {
 """Study: the figure that the documentation shows, and its text."""
 MAX_TABLE_ROWS = 16
 """Longer tables are files in docs/data."""
+QUALITY_AND_TDR = ("r2", "accuracy", "tdr", "tdr_features")
+"""What the page shows of a table of the paper; the CSV file has the losses too."""
+CELL_NOTE = "quality / TDR (MC: of features); a FLoPS cell that misses the paper's number is bold"
 OMITTED_COLUMNS = ("metric", "bytes payload", "bytes formula", "finished")
 
 
@@ -49,10 +51,11 @@ def main(reports: Path) -> None:
     for name, folder in studies.items():
         if f"<!-- {name} -->" in text:
             text = replace_section(text, name, study_section(name, folder))
-    document = claims.make_document({name: results.read_rows(folder) for name, folder in studies.items()}, common_scale(studies))
+    found = claims.make_document({name: results.read_rows(folder) for name, folder in studies.items()}, common_scale(studies))
+    document = with_other_studies(found, json.loads((DOCS / "data" / results.CLAIMS_FILE).read_text()), studies)
     evaluated = {claim["number"] for claim in document["claims"]}
     if missing := [number for number in claims.CLAIMS if number not in evaluated]:
-        print(f"the studies in {reports} do not evaluate claims {', '.join(map(str, missing))}; `fedsieve reproduce` computes the others")
+        print(f"no study has evaluated claims {', '.join(map(str, missing))} so far; `fedsieve reproduce all` computes them")
     if "communication" in studies:
         readme = PROJECT / "README.md"
         table = study_table_of("communication", studies["communication"])
@@ -68,6 +71,20 @@ def common_scale(studies: Mapping[str, Path]) -> str:
     if len(scales) != 1 or scales == {"smoke"}:
         sys.exit(f"all studies must have one scale, and not smoke, whose numbers mean nothing; got {', '.join(sorted(scales)) or 'none'}")
     return scales.pop()
+
+
+def with_other_studies(found: Mapping[str, Any], before: Mapping[str, Any], studies: Collection[str]) -> dict[str, Any]:
+    """Return the document with the published checks of studies that are not in the folder."""
+    merged = {(verdict.number, verdict.recipe): verdict for verdict in verdicts.read_verdicts(before)}
+    for verdict in verdicts.read_verdicts(found):
+        other = merged.get((verdict.number, verdict.recipe), verdict)
+        kept = [check for check in other.checks if check.case.get("in", next(iter(studies))) not in studies]
+        keys = claims.CLAIMS[verdict.number].group_keys
+        merged[verdict.number, verdict.recipe] = verdicts.make_verdict(*verdict[:3], [*kept, *verdict.checks], keys)
+    order = sorted(merged, key=lambda pair: (pair[0], list(claims.RECIPES).index(pair[1])))
+    about = {"seeds": sorted({*found["seeds"], *before["seeds"]}), "versions": sorted({*found["versions"], *before["versions"]})}
+    data = "; ".join(dict.fromkeys((before["data"], found["data"])))
+    return verdicts.to_document([merged[pair] for pair in order], scale=found["scale"], **about, data=data)
 
 
 def replace_section(text: str, name: str, content: str) -> str:
@@ -92,7 +109,10 @@ def study_section(name: str, folder: Path) -> str:
         shutil.copy(folder / f"{image}.png", DOCS / "images" / f"{image}.png")
         parts.append(f"![{caption}](images/{image}.png)")
         parts.append(f"*{caption}.*")
-    parts.append("\n".join(f"- {note}" for note in table.notes))
+    notes = table.notes
+    if TABLES.get(name) is cell_table:
+        notes = [*(note for note in notes if not note.startswith("before projection")), CELL_NOTE]
+    parts.append("\n".join(f"- {note}" for note in notes))
     if name in TABLES:
         parts.append(TABLES[name](table))
     elif len(table.entries) <= MAX_TABLE_ROWS:
@@ -139,32 +159,28 @@ def ablation_table(table: StudyTable) -> str:
 
 
 def cell_table(table: StudyTable) -> str:
-    """Return a table of the paper with one line per model: the paper's numbers beside the measured ones."""
-    kinds = [("R2, accuracy", ("r2", "accuracy")), ("MSE, CE", ("mse", "ce")), ("TDR", ("tdr", "tdr_features"))]
-    kinds = [(title, names) for title, names in kinds if any(entry["measure"] in names for entry in table.entries if entry.get("paper"))]
-    models: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for entry in table.entries:
-        if entry["task"] in ("lr", "lg", "mc"):
-            name = f"{entry['task'].upper()} | {entry['truth']:g} | {entry['skew']} | {line_label(entry)} ({entry['target']:g})"
-            models.setdefault(name, {}).update({title: entry for title, names in kinds if entry["measure"] in names})
-    pairs = [word for title, _ in kinds for word in (f"paper {title}", "measured")]
-    header = ["task", "truth", "clients", "model", *pairs, "before projection"]
-    lines = ["| " + " | ".join([*header, "verdict"]) + " |", "|" + "---|" * (len(header) + 1)]
-    for name, entries in models.items():
-        cells = [cell for title, _ in kinds for cell in cell_pair(entries.get(title))]
-        quality = entries.get(kinds[0][0], {})
-        before = format_cell("", quality.get("before projection"))
-        lines.append(f"| {name} | " + " | ".join([*cells, before, str(quality.get("verdict", ""))]) + " |")
+    """Return a table of the paper: one line per setting; for each algorithm the paper's quality / TDR, then the measured ones."""
+    cells: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    columns: list[str] = []
+    for entry in sorted(table.entries, key=lambda entry: entry["measure"].startswith("tdr")):
+        setting = (entry["task"].upper(), f"{entry['truth']:g}", entry["skew"], f"{entry['target']:g}")
+        if entry["measure"] not in QUALITY_AND_TDR or (entry["task"], entry["measure"]) == ("mc", "tdr"):
+            continue
+        name = entry["algorithm"].replace("fed-iter-ht", "FedIter-HT").replace("flops", "FLoPS")
+        line = cells.setdefault(setting, {})
+        if entry.get("paper"):
+            line.setdefault(f"{name}, paper", [])
+            if entry["setting"] == PUBLISHED:
+                line[f"{name}, paper"].append(f"{entry['paper']:.2f}")
+        measured = format_mean(entry["measured"]) if entry["measure"].startswith("tdr") else format_cell("", entry["measured"])
+        is_miss = str(entry.get("verdict")).startswith(tables.MISS)
+        column = name if entry["algorithm"] == REFERENCE_ALGORITHM else f"{name}, {entry['setting']}"
+        line.setdefault(column, []).append(f"**{measured}**" if is_miss else measured)
+        columns += [each for each in line if each not in columns]
+    header = ["task", "true density", "clients", "density", *columns]
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines += [f"| {' | '.join((*setting, *(' / '.join(line.get(name, [])) for name in columns)))} |" for setting, line in cells.items()]
     return "\n".join(lines)
-
-
-def cell_pair(entry: Mapping[str, Any] | None) -> tuple[str, str]:
-    """Return the paper's number and the measured one, which is bold if it misses the paper's."""
-    if entry is None:
-        return "", ""
-    measured = format_cell("", entry["measured"])
-    is_miss = str(entry.get("verdict")).startswith(tables.MISS)
-    return format_cell("", entry.get("paper")), f"**{measured}**" if is_miss else re.sub(r"^none.*", "no run finished", measured)
 
 
 TABLES = {"table-1": cell_table, "table-2": cell_table, "communication": overview_table, "ablation": ablation_table}

@@ -1,16 +1,17 @@
 """Write the study `tables` into the documentation: `python tools/publish_tables.py reports/tables`.
 
-Stores its table as docs/data/tables.csv, and writes the last round of every row into docs/tables.md.
+Stores its table in docs/data/tables.csv, and writes the last round of every row into docs/tables.md. Published tables without a run in the
+folder keep the rows that are stored already.
 """
 
 import csv
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedsieve.cli.reproduce import TABLE_CSV_FILE
 from fedsieve.formatting import format_bytes
+from fedsieve.report.figures.published_tables import NOT_RUN
 
 DOCS = Path(__file__).parent.parent / "docs"
 CSV, PAGE = DOCS / "data" / "tables.csv", DOCS / "tables.md"
@@ -20,8 +21,27 @@ HEADER = "| table | row | published | measured here | bytes theirs | bytes here 
 
 def main(folder: Path) -> None:
     """Publish the study in a folder."""
-    shutil.copyfile(folder / TABLE_CSV_FILE, CSV)
-    PAGE.write_text(insert_table(PAGE.read_text(), list(csv.DictReader(CSV.read_text().splitlines()))))
+    stored = read_rows(CSV)
+    rows = merge_tables(stored, read_rows(folder / TABLE_CSV_FILE))
+    with CSV.open("w", newline="") as file:
+        writer = csv.DictWriter(file, stored[0].keys(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    PAGE.write_text(insert_table(PAGE.read_text(), read_rows(CSV)))
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a stored table."""
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def merge_tables(stored: Sequence[dict[str, str]], new: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """Return the rows of all tables in their order: the new ones if the table has a run or is not stored yet, else the stored ones."""
+    merged = []
+    for table in dict.fromkeys(row["table"] for row in new):
+        before, now = ([row for row in rows if row["table"] == table] for rows in (stored, new))
+        merged += now if not before or any(row["measured"] != NOT_RUN for row in now) else before
+    return merged
 
 
 def insert_table(page: str, rows: Sequence[Mapping[str, str]]) -> str:

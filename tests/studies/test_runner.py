@@ -101,7 +101,7 @@ def test_two_processes_give_what_one_gives(tmp_path, monkeypatch):
     monkeypatch.undo()  # the other processes have the usual test rows
     plan = Study(name="s", description="", conditions=[cell("fed-avg"), cell("flops", trace=True)])
     assert stripped(compute_study(plan, tmp_path / "one" / "s", quiet=True)) == stripped(
-        compute_study(plan, tmp_path / "two" / "s", num_processes=2, quiet=True)
+        compute_study(plan, tmp_path / "two" / "s", workers=2, quiet=True)
     )
 
 

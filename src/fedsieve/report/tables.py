@@ -9,7 +9,7 @@ from rich.table import Table as RichTable
 
 from fedsieve.formatting import format_bytes, spreadsheet_cell
 from fedsieve.report import published
-from fedsieve.report.figures import ablation, equal_bytes, published_tables, robustness
+from fedsieve.report.figures import ablation, equal_bytes, published_tables, rivals, robustness, topologies
 from fedsieve.report.figures.ablation import DIFFERENCE_TO_DEFAULT
 from fedsieve.report.figures.equal_bytes import DIFFERENCE_TO_SIEVE
 from fedsieve.report.published import PublishedCell
@@ -127,12 +127,18 @@ def study_table(name: str, description: str, scale: str, rows: list[Row]) -> Stu
     if name == "equal-bytes":
         entries = equal_bytes.table_entries(rows)
         notes.append(equal_bytes.summarize(entries))
+    elif name == "rivals":
+        entries = rivals.table_entries(rows)
+        notes += [rivals.NOTE, equal_bytes.summarize(entries)]
     elif name == "robustness":
         entries = robustness.table_entries(rows)
         notes += [robustness.NOTE, robustness.summarize(rows)]
     elif name == "ablation":
         entries = ablation.table_entries(rows)
         notes.append(ablation.NOTE)
+    elif name == "topologies":
+        entries = topologies.table_entries(rows)
+        notes.append(topologies.NOTE)
     elif name == "tables":
         entries = published_tables.table_entries(rows)
         notes += [published_tables.NOTE, *published_tables.table_sources()]

@@ -14,6 +14,7 @@ from fedsieve.studies.scale import Scale
 VARIANTS: dict[str, dict[str, Any]] = {
     DEFAULT_VARIANT: {},
     "gates not learned": {"gate_rate": 0.0},
+    "gates neither learned nor sampled": {"learn_gates": False},
     "no error feedback": {"residual_decay": 0.0},
     "signs only": {"reply_bits": 1},
     "numbers only": {"reply_bits": 8},

@@ -17,8 +17,10 @@ PAPER_STUDIES = {
 }
 PACKAGE_STUDIES = {
     "equal-bytes": "sieve with its defaults against algorithms tuned on other seeds, all at the bytes that sieve sends",
+    "rivals": "every algorithm tuned with six trials: compressors with error feedback, masks and dense models, at equal bytes and density",
     "ablation": "sieve with one part changed at a time: the effect of gates, error feedback, signs and polishing",
     "tables": "tables that other people published, in their settings: their numbers, their algorithms run here, ours, and all bytes",
+    "topologies": "without a server: nodes on graphs against a star, bytes per node, spectral gap, absent nodes",
     "robustness": "quality and TDR with 0 to 30 % malicious clients, under the weighted mean and the robust aggregators",
 }
 STUDIES = PAPER_STUDIES | PACKAGE_STUDIES

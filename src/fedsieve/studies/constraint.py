@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedsieve.algorithms.flops_pa import DualLocation, GateNoise
+from fedsieve.algorithms.flops_pa import DualLocation
+from fedsieve.algorithms.gated import GateNoise
 from fedsieve.core.constraint import ConstraintScale, DualUpdate
 from fedsieve.core.schedules import DensitySchedule, LogAlphaScaling
 from fedsieve.studies import paper

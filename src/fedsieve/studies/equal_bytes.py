@@ -108,7 +108,9 @@ def tuning_study(scale: Scale) -> Study:
                 assert run.rounds is not None, "`base_run` resolves it"
                 run = replace(run, rounds=run.rounds // 3)
         label = {"task": task, "algorithm": name}
-        conditions += tuning.build_conditions(run, 1 if name == REFERENCE_ALGORITHM else num_trials, seeds, label)
+        assert isinstance(run.algorithm, BaseAlgorithm), "`base_run` resolves it"
+        candidates = tuning.candidate_options(run.algorithm, 1 if name == REFERENCE_ALGORITHM else num_trials)
+        conditions += tuning.build_conditions(run, candidates, seeds, label)
     description = f"options on validation examples of seeds {' and '.join(map(str, TUNING_SEEDS))}"
     return Study(name="tuning", description=description, conditions=conditions, scale=scale.name.value)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from fedsieve.studies import ablation, constraint, equal_bytes, paper, published_tables, robustness
+from fedsieve.studies import ablation, constraint, equal_bytes, paper, published_tables, rivals, robustness, topologies
 from fedsieve.studies.catalog import STUDIES
 from fedsieve.studies.runner import Study
 from fedsieve.studies.scale import Scale
@@ -24,7 +24,11 @@ BUILDERS: dict[str, Callable[[Scale], Study]] = {
     "robustness": robustness.robustness_study,
     "ablation": ablation.ablation_study,
     "tables": published_tables.tables_study,
+    "topologies": topologies.topologies_study,
 }
-TUNED_STUDIES = {"equal-bytes": (equal_bytes.tuning_study, equal_bytes.selected_options, equal_bytes.equal_bytes_study)}
+TUNED_STUDIES = {
+    "equal-bytes": (equal_bytes.tuning_study, equal_bytes.selected_options, equal_bytes.equal_bytes_study),
+    "rivals": (rivals.tuning_study, rivals.selected_options, rivals.rivals_study),
+}
 """Studies with tuned options: the tuning study, the selection of options from its rows, and the study with these options."""
 assert {*BUILDERS, *TUNED_STUDIES} == STUDIES.keys()

@@ -31,7 +31,10 @@ PAPER_RECIPE, PAPER_DUAL, RECOMMENDED_DUAL, BISECTION = "recipe paper", "the pap
 THEIRS, OURS = "theirs", "ours"
 """Values of the label `role` in `tables`: an algorithm with the options of a published table, or one of ours with its defaults."""
 REFERENCE_ALGORITHM = "sieve"
-"""The algorithm whose bytes are the limit in `equal-bytes`."""
+"""The algorithm whose bytes are the limit in `equal-bytes` and `rivals`."""
+DENSE_MODEL = "dense model"
+"""Label `model` of a line in `rivals` that shows the model of a compressor before it is cut to the density."""
+SPARSE_MODEL = "sparse model"
 DENSE_ALGORITHMS = ("flops", "fed-ht", "fed-avg", "eden")
 """Algorithms with dense messages. `equal-bytes` shows them, but does not count them as competitors."""
 
@@ -174,10 +177,10 @@ def distinct_seeds(rows: Iterable[Row]) -> list[int]:
     return sorted({row["seed"] for row in rows})
 
 
-def value_at_bytes(row: Row, max_bytes: float) -> float | None:
-    """Return the metric after the last stored round that needs at most `max_bytes`."""
+def value_at_bytes(row: Row, max_bytes: float, curve: str | None = None) -> float | None:
+    """Return the metric, or another curve, after the last stored round that needs at most `max_bytes`."""
     curves = row["curves"]
-    pairs = zip(curves[row["metric"]], curves["bytes"], strict=True)
+    pairs = zip(curves.get(curve or row["metric"]) or (), curves["bytes"], strict=False)
     values = [value for value, num_bytes in pairs if num_bytes <= max_bytes and value is not None]
     return values[-1] if values else None
 

@@ -1,26 +1,22 @@
 """Computes a study: runs over conditions and seeds, each run once, in several processes; can be stopped and continued at any time."""
 
 import json
-import multiprocessing
-import os
-import signal
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from hashlib import blake2b
-from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedsieve import __version__
 from fedsieve.experiments.config import RunConfig
+from fedsieve.experiments.processes import divide_workers, map_runs
 from fedsieve.experiments.resolve import ResolvedRun, resolve
 from fedsieve.experiments.runner import run_rounds, summarize
-from fedsieve.experiments.simulation import Simulation
+from fedsieve.experiments.simulation import cached_simulation, data_key
 from fedsieve.formatting import ProgressBar
 from fedsieve.runtime.evaluation import DivergedError
+from fedsieve.runtime.workers import Workers, require_workers
 from fedsieve.studies import results
 from fedsieve.studies.gate_trace import GateTrace, evenly_spaced
 from fedsieve.studies.results import Row
@@ -29,6 +25,8 @@ MAX_CURVE_POINTS = 100
 """Maximum number of rounds stored of a curve."""
 CURVE_NAMES = ("mse", "ce", "dense_value", "tdr", "tdr_features", "expected_density", "test_density", "multiplier")
 """Curves that are stored in addition to the metric and the bytes."""
+NODE_CURVES = ("worst_node", "mean_node", "consensus_distance", "support_agreement")
+"""Curves of runs without a server; the first two are measured in some rounds only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +66,6 @@ def run_key(run: ResolvedRun) -> str:
     return blake2b(json.dumps(run.settings_dict, sort_keys=True).encode(), digest_size=12).hexdigest()
 
 
-def data_key(run: ResolvedRun) -> str:
-    """Return a key that is equal for runs with the same examples on the same clients."""
-    federation = run.federation
-    parts = {**asdict(run.data), "task": run.task, "seed": run.seed, "evaluate_on": run.evaluate_on, "server": federation.server_examples}
-    parts |= {"clients": federation.clients, "partition": federation.partition, "alpha": federation.alpha}
-    return json.dumps(parts, sort_keys=True, default=str)
-
-
 def list_jobs(study: Study) -> list[Job]:
     """Return every run of a study, condition by condition."""
     jobs = []
@@ -87,10 +77,9 @@ def list_jobs(study: Study) -> list[Job]:
     return jobs
 
 
-def compute_study(study: Study, folder: Path, *, num_processes: int = 1, quiet: bool = False) -> list[Row]:
+def compute_study(study: Study, folder: Path, *, workers: Workers = 1, quiet: bool = False) -> list[Row]:
     """Return all rows of a study. Rows in this folder or in sibling folders are reused; the others are computed and stored."""
-    if num_processes < 1:
-        raise ValueError(f"--jobs is a number of processes and must be at least 1; got {num_processes}")
+    require_workers(workers)
     jobs = list_jobs(study)
     writer = results.RowWriter(folder)
     results.write_plan(folder, study.name, study.description, study.scale, [(job.key, job.label) for job in jobs])
@@ -109,7 +98,9 @@ def compute_study(study: Study, folder: Path, *, num_processes: int = 1, quiet: 
         # Several labels may share a run: it is computed once, with a trace if one of them needs it.
         unique = [same_run[0]._replace(trace=any(job.trace for job in same_run)) for same_run in missing.values()]
         unique.sort(key=lambda job: (job.settings["seed"], job.data_key))  # so that consecutive runs share their data
-        for row in _compute_rows(unique, num_processes):
+        num_processes, workers_of_run = divide_workers(workers, len(unique))
+        tasks = [(job._replace(settings={**job.settings, "workers": workers_of_run}),) for job in unique]
+        for row in map_runs(run_job, tasks, num_processes):
             for job in missing[row["key"]]:
                 writer.append({**row, "study": study.name, "label": job.label})
                 bar.advance(" ".join(map(str, job.label.values())) + f" seed {row['seed']}: {describe_row(row)}")
@@ -132,42 +123,6 @@ def describe_row(row: Row) -> str:
     return f"{row['metric']} {row['values']['value']:.4f}" if row["state"] == results.DONE else f"{row['state'].upper()}: {row['reason']}"
 
 
-def _compute_rows(jobs: list[Job], num_processes: int) -> Iterator[Row]:
-    """Yield rows as runs finish."""
-    if num_processes == 1 or len(jobs) < 2:
-        yield from map(run_job, jobs)
-        return
-    context = multiprocessing.get_context("spawn")
-    stop = context.Event()
-    pool = ProcessPoolExecutor(min(num_processes, len(jobs)), mp_context=context, initializer=_init_worker, initargs=(stop,))
-    try:
-        for future in as_completed([pool.submit(run_job, job) for job in jobs]):
-            yield future.result()
-    except BaseException:
-        stop.set()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _init_worker(stop_event: Event) -> None:
-    """Ignore Ctrl-C, which the parent handles; exit if the parent sets the event or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-
-    def watch() -> None:
-        while not stop_event.wait(1.0):
-            if parent is None or not parent.is_alive():
-                break
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-_cached_simulation: dict[str, Simulation] = {}
-"""The last simulation of this process by data key: the next run often has the same data."""
-
-
 def run_job(job: Job) -> Row:
     """Execute a run and return its row, also if the run diverges or fails."""
     row: Row = {"key": job.key, "label": job.label, "seed": job.settings["seed"], "version": __version__, "curves": {}, "trace": None}
@@ -187,10 +142,7 @@ def _execute(job: Job, row: Row) -> None:
     """Fill in the results of a run; the curves also if it diverges."""
     run = resolve(RunConfig(**job.settings))
     row |= {"run": run.id, "metric": run.metric, "density": run.density, "config": run.settings_dict}
-    if job.data_key not in _cached_simulation:
-        _cached_simulation.clear()
-        _cached_simulation[job.data_key] = Simulation(run)
-    simulation = _cached_simulation[job.data_key].with_config(run)
+    simulation = cached_simulation(run)
     row["data"] = simulation.dataset.description
     trace = GateTrace(run.algorithm) if job.trace else None
     metrics, server = [], None
@@ -219,7 +171,7 @@ def extract_curves(metrics: list[dict[str, Any]], metric: str) -> dict[str, list
         total += row["bytes_up"] + row["bytes_down"]
         cumulative_bytes.append(total)
     curves = {"round": [metrics[i]["round"] for i in indices], "bytes": [cumulative_bytes[i] for i in indices]}
-    for name in (metric, *CURVE_NAMES):
+    for name in (metric, *CURVE_NAMES, *NODE_CURVES):
         if any(name in row for row in metrics):
             curves[name] = [None if name not in metrics[i] else float(f"{metrics[i][name]:.6g}") for i in indices]
     return curves

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.algorithms.fed_ef import Compressor
-from fedsieve.algorithms.flops_pa import GateNoise
+from fedsieve.algorithms.gated import GateNoise
 from fedsieve.algorithms.ssfl import Saliency
 from fedsieve.core.schedules import DensitySchedule
 from fedsieve.core.settings import field_types, parse_settings
@@ -70,11 +70,14 @@ def with_options(config: RunConfig, options: Mapping[str, Any]) -> RunConfig:
     return replace(config, evaluate_on=EvaluationSplit.VALIDATION, algorithm=replace(resolve(config).algorithm, **options))
 
 
-def best_options(rows: Sequence[Row], max_bytes: float = np.inf) -> dict[str, Any]:
-    """Return the options with the highest mean on validation examples within `max_bytes`; trials that diverged do not count."""
+def best_options(rows: Sequence[Row], max_bytes: float = np.inf, curve: str | None = None) -> dict[str, Any]:
+    """Return the options with the highest mean on validation examples within `max_bytes`; trials that diverged do not count.
+
+    `curve` is the stored curve to compare (default: the metric of the sparse model).
+    """
     scores: dict[str, list[float]] = {}
     for row in rows:
-        value = results.value_at_bytes(row, max_bytes) if row["state"] == results.DONE else None
+        value = results.value_at_bytes(row, max_bytes, curve) if row["state"] == results.DONE else None
         scores.setdefault(row["label"]["options"], []).append(-np.inf if value is None else value)
     return json.loads(max(scores, key=lambda options: float(np.mean(scores[options]))))
 
@@ -85,7 +88,7 @@ def apply_options(algorithm: BaseAlgorithm, options: Mapping[str, Any]) -> BaseA
 
 
 def build_conditions(
-    config: RunConfig, num_trials: int, seeds: Sequence[int], label: Mapping[str, Any], fixed_options: frozenset[str] = frozenset()
+    config: RunConfig, candidates: Sequence[Mapping[str, Any]], seeds: Sequence[int], label: Mapping[str, Any]
 ) -> list[Condition]:
     """Return one condition per candidate."""
     return [
@@ -94,7 +97,7 @@ def build_conditions(
             config_for_seed=lambda seed, options=options: replace(with_options(config, options), seed=seed),
             seeds=seeds,
         )
-        for options in candidate_options(resolve(config).algorithm, num_trials, fixed_options)
+        for options in candidates
     ]
 
 
@@ -110,9 +113,9 @@ def tune_run(
     study = Study(
         name="tuning",
         description="options on validation examples",
-        conditions=build_conditions(run.config, num_trials, [run.seed], {"run": run.id}, fixed_options),
+        conditions=build_conditions(run.config, candidate_options(run.algorithm, num_trials, fixed_options), [run.seed], {"run": run.id}),
     )
-    rows = compute_study(study, folder, quiet=quiet)
+    rows = compute_study(study, folder, workers=run.workers, quiet=quiet)
     chosen = best_options(rows)
     tried = [{"options": json.loads(row["label"]["options"]), "value": row["values"].get("value")} for row in rows]
     run_directory.atomic_write(folder / CHOSEN_OPTIONS_FILE, json.dumps({"chosen": chosen, "tried": tried}, indent=1).encode())

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import FigureBase
 
-from fedsieve.report.figures import ablation, equal_bytes, published_tables, robustness, style, sweeps
+from fedsieve.report.figures import ablation, equal_bytes, published_tables, rivals, robustness, style, sweeps, topologies
 from fedsieve.report.figures.style import FigureWriter
 from fedsieve.report.tables import StudyTable, metric_name
 from fedsieve.studies import results
@@ -219,7 +219,9 @@ DRAWERS: dict[str, Callable[[StudyRows, FigureWriter], None]] = {
     "starts": sweeps.draw_starts,
     "constraint": sweeps.draw_constraint,
     "equal-bytes": equal_bytes.draw,
+    "rivals": rivals.draw,
     "robustness": robustness.draw,
     "ablation": ablation.draw,
     "tables": published_tables.draw,
+    "topologies": topologies.draw,
 }

@@ -8,20 +8,24 @@ from fedsieve.report.published_tables import POOLED_TRAINING, TABLES, PublishedT
 from fedsieve.studies import results
 from fedsieve.studies.results import OURS, THEIRS, Row
 
-TO_BE_DONE, NOT_RUN = "TBD", "not run here"
+TO_BE_DONE, NOT_STATED, NOT_RUN = "TBD", "not stated", "not run here"
 BYTES_THEIRS, BYTES_HERE = "bytes theirs", "bytes here"
 NOTE = (
-    f"role {THEIRS}: their algorithm with their options, run here; {BYTES_THEIRS}: all weights in float32 for each client and direction; "
-    f"{BYTES_HERE}: the same 32-bit values in our wire format, or, role {OURS}, what our algorithm sends with its defaults "
+    f"role {THEIRS}: their algorithm with their options, run here; {BYTES_THEIRS}: all weights in float32 for each client and direction "
+    f"(with positions of four bytes, if it sends a part); {BYTES_HERE}: the same 32-bit values in our wire format, or, role {OURS}, "
+    f"what our algorithm sends with its defaults "
     f"(local steps and batch size are those of the table), or with the table's constant learning rate"
 )
 
 
 def table_entries(rows: list[Row]) -> list[dict[str, Any]]:
-    """Return one entry per table, row and round: the published number, the measured one and the bytes until then."""
+    """Return one entry per table, row and round: the published number, the measured one and the bytes until then.
+
+    A table without runs has its published numbers only.
+    """
     entries = []
-    for name in results.label_values(rows, "table"):
-        table, part = TABLES[name], results.filter_rows(rows, table=name)
+    for name, table in TABLES.items():
+        part = results.filter_rows(rows, table=name)
         labels = dict.fromkeys((row["label"]["row"], row["label"]["role"]) for row in part)
         absent = [(row, THEIRS) for row in table.values if (row, THEIRS) not in labels]
         for row, role in (*labels, *absent):
@@ -33,6 +37,7 @@ def table_entries(rows: list[Row]) -> list[dict[str, Any]]:
 def _entry(name: str, table: PublishedTable, row: str, role: str, round: int, group: list[Row]) -> dict[str, Any]:
     values = table.values.get(row)
     published = None if values is None else values[table.rounds.index(round)]
+    open_cell = NOT_STATED if table.is_scaled else TO_BE_DONE
     done = [(value_at_round(run, table.measure, round), value_at_round(run, "bytes", round)) for run in results.done_rows(group)]
     return {
         "table": name,
@@ -40,10 +45,10 @@ def _entry(name: str, table: PublishedTable, row: str, role: str, round: int, gr
         "role": role,
         "measure": table.measure,
         "round": round,
-        "published": TO_BE_DONE if role == THEIRS and published is None else published,
+        "published": open_cell if role == THEIRS and published is None else published,
         "measured": results.mean_and_sd([value for value, _ in done]) if group else NOT_RUN,
-        BYTES_THEIRS: table.bytes_until(round) if role == THEIRS and row != POOLED_TRAINING else None,
-        BYTES_HERE: results.mean_and_sd([num_bytes for _, num_bytes in done]) if group else None,
+        BYTES_THEIRS: table.bytes_until(row, round) if role == THEIRS and row != POOLED_TRAINING else None,
+        BYTES_HERE: results.mean_and_sd([num_bytes for _, num_bytes in done]) if group else table.recoded_bytes_until(row, round),
         "finished": f"{len(done)}/{len(group)}",
     }
 

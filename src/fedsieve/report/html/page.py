@@ -12,7 +12,7 @@ from string import Template
 from typing import Any
 
 import fedsieve
-from fedsieve.report.html import clients, overview, supports, training
+from fedsieve.report.html import clients, nodes, overview, supports, training
 from fedsieve.report.html.elements import Html, PageLimits, element
 from fedsieve.report.html.run_record import RunRecord, find_runs, read_comparison, read_run
 from fedsieve.report.html.study_section import find_studies, render_study
@@ -71,6 +71,7 @@ def render_run(run: RunRecord, limits: PageLimits) -> Html:
     parts = (
         training.headline_section(run),
         training.quality_section(run, limits),
+        nodes.nodes_section(run, limits),
         training.density_section(run, limits),
         training.traffic_section(run, limits),
         supports.stability_section(run, limits),
