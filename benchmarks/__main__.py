@@ -1,70 +1,97 @@
-"""`python -m benchmarks`: CPU time of fedsieve and of other implementations of the same work, interleaved. Compare the ratios."""
+"""`python -m benchmarks`: fedsieve and other implementations of the same work, interleaved. Compare the ratios.
+
+With --out the ratios are stored, and the table of docs/performance.md is rewritten from the stored ones.
+"""
 
 import argparse
 import json
 import sys
+from pathlib import Path
 from statistics import median
 
 from benchmarks import cli_startup
-from benchmarks.runner import speedup, time_interleaved
+from benchmarks.environments import ROOT
+from benchmarks.runner import speedup, time_interleaved, wall_speedup
 from benchmarks.workloads import WORKLOADS, Workload
 
-RIVALS = {
-    "W1": ("naive_loop",),
-    "W2": ("naive_loop", "flower", "pfl", "fedjax"),
-    "W3": ("naive_loop",),
-    "W4": ("naive_loop",),
-    "RCV1": ("naive_loop",),
-}
+RIVALS = {"W2": ("naive_loop", "flower", "pfl", "fedjax"), "C100": ("naive_loop", "flower")}
+"""Rivals of workloads; all others have the naive loop only."""
 RIVAL_NAMES = ("naive_loop", "flower", "pfl", "fedjax")
-OTHER_COLUMNS = ("as_module", "roofline", "peak_mb", "torch", "two_threads")
-"""Other figures: a module over the naive loop, over the roofline, memory, without kernels over the naive loop, one thread over two."""
 MODULE_WORKLOADS = ("W1", "W2")
-"""Workloads whose model is also run as a module; LeNet is one already, and modules take no sparse examples."""
+"""Workloads whose model is also run as a module; networks are one already, and modules take no sparse examples."""
+COLUMNS = {
+    "naive_loop": "naive loop",
+    "torch": "without numba",
+    "as_module": "as a module",
+    "flower": "Flower",
+    "pfl": "pfl",
+    "fedjax": "FedJAX",
+    "roofline": "times the floor",
+    "all_cores": "all cores over one",
+    "flower_wall": "Flower, all cores",
+    "pfl_wall": "pfl, all cores",
+    "fedjax_wall": "FedJAX, all cores",
+    "peak_mb": "peak MB",
+}
+"""The ratios of a workload and their headings in the table."""
+RATIOS, PAGE = ROOT / "docs" / "performance.json", ROOT / "docs" / "performance.md"
+TABLE_BEGIN, TABLE_END = "<!-- table of performance.json -->\n", "<!-- end of the table -->\n"
 
 
 def main() -> None:
-    """Run the workloads and print a table; with --json also one line with the ratios."""
+    """Run the workloads and print their times; with --out also store the ratios."""
     options = parse_arguments()
     results = {}
     for name in options.workload:
-        if name == "W5":
-            results[name] = cli_startup.measure_cli(options.repeats)
-        else:
-            results[name] = compare_contenders(WORKLOADS[name], options.rivals, options.repeats, options.threads)
-    if options.json:
-        print(json.dumps(results))
+        results[name] = (
+            cli_startup.measure_cli(options.repeats)
+            if name == "W5"
+            else compare_contenders(WORKLOADS[name], options.rivals, options.repeats)
+        )
+    if options.out is not None:
+        stored = json.loads(options.out.read_text()) if options.out.exists() else {}
+        options.out.write_text(json.dumps(stored | results, indent=1) + "\n")
+    if options.out is not None and options.out.resolve() == RATIOS:
+        before, _, rest = PAGE.read_text().partition(TABLE_BEGIN)
+        PAGE.write_text(before + TABLE_BEGIN + render_table(stored | results) + TABLE_END + rest.partition(TABLE_END)[2])
 
 
 def parse_arguments() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     names = [*WORKLOADS, "W5"]
-    parser.add_argument("--workload", nargs="+", choices=names, default=names, metavar="W", help="W1 to W5 and RCV1 (default: all)")
+    parser.add_argument("--workload", nargs="+", choices=names, default=names, metavar="W", help=f"of {', '.join(names)} (default: all)")
     parser.add_argument(
         "--rivals", nargs="*", choices=RIVAL_NAMES, default=RIVAL_NAMES, metavar="NAME", help=f"of {', '.join(RIVAL_NAMES)} (default: all)"
     )
     parser.add_argument("--repeats", type=int, default=7, help="interleaved repeats (default: 7)")
-    parser.add_argument("--threads", type=int, default=1, help="threads of each contender (default: 1)")
-    parser.add_argument("--json", action="store_true", help="print the speedups over each rival as one JSON object on the last line")
+    parser.add_argument("--out", type=Path, help="JSON file for the ratios; those of other workloads in it are kept")
     options = parser.parse_args()
-    for name in ("repeats", "threads"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name} must be at least 1; got {getattr(options, name)}")
+    if options.repeats < 1:
+        parser.error(f"--repeats must be at least 1; got {options.repeats}")
     return options
 
 
-def compare_contenders(workload: Workload, rivals: list[str], repeats: int, threads: int) -> dict[str, float | None]:
+def render_table(results: dict[str, dict[str, float | None]]) -> str:
+    """Return the stored ratios as a table in Markdown, with the workloads as columns, without ratios that none has."""
+    shown = {name: row for name, row in results.items() if name in WORKLOADS}
+    lines = [["", *shown], ["---"] * (len(shown) + 1)]
+    for key, heading in COLUMNS.items():
+        cells = [row.get(key) for row in shown.values()]
+        if any(cell is not None for cell in cells):
+            lines.append([heading, *("" if cell is None else f"{cell:.0f}" if cell >= 100 else f"{cell:.1f}" for cell in cells)])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def compare_contenders(workload: Workload, rivals: list[str], repeats: int) -> dict[str, float | None]:
     """Return the ratios of all contenders on one workload, and print their times."""
-    compared = [rival for rival in RIVALS[workload.name] if rival in rivals]
+    compared = [rival for rival in RIVALS.get(workload.name, ("naive_loop",)) if rival in rivals]
     generic = ["as_module"] if workload.name in MODULE_WORKLOADS else []
-    timings, missing = time_interleaved(
-        workload, ["fedsieve", "torch_only", "two_threads", "roofline", *generic, *compared], repeats, threads
-    )
+    timings, missing = time_interleaved(workload, ["fedsieve", "torch_only", "all_cores", "roofline", *generic, *compared], repeats)
     if "fedsieve" not in timings:
         if workload.name == "RCV1":
             print(f"\n{workload.name}  left out: {missing['fedsieve']}")
-            return dict.fromkeys((*RIVAL_NAMES, *OTHER_COLUMNS))
+            return dict.fromkeys(COLUMNS)
         sys.exit(f"{workload.name}: fedsieve itself {missing['fedsieve']}")
     ours = timings["fedsieve"]
     print(f"\n{workload.name}  {workload.description}, batch {workload.batch_size}, {workload.local_steps} steps")
@@ -86,9 +113,11 @@ def compare_contenders(workload: Workload, rivals: list[str], repeats: int, thre
     )
     row["roofline"] = round(1 / speedup(ours, timings["roofline"]), 2) if "roofline" in timings else None
     row["peak_mb"] = round(ours.peak_mb)
-    slow, two = timings.get("torch_only"), timings.get("two_threads")
+    slow, parallel = timings.get("torch_only"), timings.get("all_cores")
     row["torch"] = round(speedup(slow, timings["naive_loop"]), 2) if slow and "naive_loop" in timings else None
-    row["two_threads"] = round(median(one / both for one, both in zip(ours.wall, two.wall, strict=True)), 2) if two else None
+    row["all_cores"] = round(wall_speedup(parallel, ours), 2) if parallel else None
+    for name in RIVAL_NAMES[1:]:
+        row[f"{name}_wall"] = round(wall_speedup(parallel, timings[name]), 2) if parallel and name in timings else None
     return row
 
 

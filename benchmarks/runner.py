@@ -24,9 +24,9 @@ class Timing(NamedTuple):
 class ContenderProcess:
     """A contender's process, ready to train."""
 
-    def __init__(self, contender: str, workload: Workload, threads: int) -> None:
+    def __init__(self, contender: str, workload: Workload) -> None:
         path = os.pathsep.join((str(ROOT), str(ROOT / "src")))
-        environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self._log = (ROOT / ".bench" / f"{contender}-{workload.name}.log").open("w+")
         self._process = subprocess.Popen(
             [find_interpreter(contender), "-W", "ignore", "-m", "benchmarks.worker", contender, workload.name],
@@ -67,7 +67,7 @@ class ContenderProcess:
         self._log.close()
 
 
-def time_interleaved(workload: Workload, contenders: list[str], repeats: int, threads: int) -> tuple[dict[str, Timing], dict[str, str]]:
+def time_interleaved(workload: Workload, contenders: list[str], repeats: int) -> tuple[dict[str, Timing], dict[str, str]]:
     """Return the timings of the contenders, and the reasons why others are missing."""
     (ROOT / ".bench").mkdir(exist_ok=True)
     processes: dict[str, ContenderProcess] = {}
@@ -75,7 +75,7 @@ def time_interleaved(workload: Workload, contenders: list[str], repeats: int, th
     missing: dict[str, str] = {}
     for contender in contenders:
         try:
-            processes[contender] = ContenderProcess(contender, workload, threads)
+            processes[contender] = ContenderProcess(contender, workload)
             answers[contender] = []
         except UnavailableError as error:
             missing[contender] = str(error)
@@ -98,3 +98,8 @@ def time_interleaved(workload: Workload, contenders: list[str], repeats: int, th
 def speedup(ours: Timing, theirs: Timing) -> float:
     """Return the median over repeats of their CPU time divided by ours."""
     return median(their_time / our_time for our_time, their_time in zip(ours.cpu, theirs.cpu, strict=True))
+
+
+def wall_speedup(ours: Timing, theirs: Timing) -> float:
+    """Return the median over repeats of their wall time divided by ours."""
+    return median(their_time / our_time for our_time, their_time in zip(ours.wall, theirs.wall, strict=True))

@@ -33,12 +33,9 @@ EXAMPLES_PER_CLIENT = 64
 class GeneratedClientData(ClientData):
     """Examples that are generated from a client's random stream when the client trains."""
 
-    def __init__(self, objective: Linear, batch_size: int) -> None:
-        super().__init__(torch.empty(0, objective.num_features), torch.empty(0), [], objective, batch_size)
-
-    def num_examples(self, client: int) -> int:
-        """Return the same number for every client."""
-        return EXAMPLES_PER_CLIENT
+    def __init__(self, objective: Linear, batch_size: int, num_clients: int) -> None:
+        examples = [EXAMPLES_PER_CLIENT] * num_clients
+        super().__init__(torch.empty(0, objective.num_features), torch.empty(0), examples, objective, batch_size)
 
     def batches(self, seed: int, clock: Clock, clients: Sequence[int], workload: types.Workload) -> Iterator[Batch]:
         """Yield the batches of a stack of clients in a round of one exchange."""
@@ -57,7 +54,9 @@ def training_rounds(workload: Workload, num_clients: int | None) -> Iterator:
     """Return the rounds of a cohort of `workload.num_clients`, sampled from a population of `num_clients` if that is set."""
     algorithm = build_algorithm(workload)
     objective = Linear(loss=Loss.SOFTMAX, num_features=workload.num_features, num_outputs=workload.num_outputs)
-    data = build_client_data(workload, objective) if num_clients is None else GeneratedClientData(objective, workload.batch_size)
+    data = (
+        build_client_data(workload, objective) if num_clients is None else GeneratedClientData(objective, workload.batch_size, num_clients)
+    )
     exchange = BatchedEngine(context=RunContext(algorithm=algorithm, objective=objective, seed=1, fingerprint=1), data=data)
     num_clients = num_clients or workload.num_clients
     server = initial_server(algorithm, objective, 1, torch.float32)

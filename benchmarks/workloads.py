@@ -1,10 +1,13 @@
-"""Examples, sizes and settings of the workloads W1 to W4 and RCV1. Needs only NumPy, which every environment of a contender has."""
+"""Examples, sizes and settings of the workloads. Needs only NumPy, which every environment of a contender has."""
 
 import os
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+
+NETWORK_SIZES = {"lenet": 44_426, "cifar_cnn": 471_338}
+IMAGE_SHAPES = {"lenet": (1, 28, 28), "cifar_cnn": (3, 32, 32)}
 
 
 class Workload(NamedTuple):
@@ -36,7 +39,7 @@ class Workload(NamedTuple):
     @property
     def size(self) -> int:
         """The number of parameters."""
-        return 44_426 if self.loss == "lenet" else self.num_features * self.num_outputs
+        return NETWORK_SIZES.get(self.loss, self.num_features * self.num_outputs)
 
     @property
     def client_steps(self) -> int:
@@ -86,6 +89,22 @@ WORKLOADS = {
             0.005,
             samples_gates=False,
             nonzero_per_example=74,
+        ),
+        Workload("C100", "W2 with 100 clients", "softmax", 784, 10, 100, 32, 20, timed_rounds=1),
+        Workload("CNN", "CNN for CIFAR-10, 471,338 weights, 5 clients, FLoPS-PA", "cifar_cnn", 3072, 10, 5, 32, 5, samples_gates=False),
+        Workload(
+            "10M",
+            "sparse examples, 1,000,000 x 10, 5 clients, FLoPS-PA",
+            "multilabel",
+            1_000_000,
+            10,
+            5,
+            64,
+            10,
+            0.001,
+            samples_gates=False,
+            nonzero_per_example=74,
+            timed_rounds=1,
         ),
     )
 }

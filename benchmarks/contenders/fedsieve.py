@@ -6,14 +6,16 @@ import torch
 from scipy.sparse import csr_matrix
 from torch import nn
 
-from benchmarks.workloads import Workload, draw_examples
+from benchmarks.workloads import IMAGE_SHAPES, Workload, draw_examples
 from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.algorithms.flops import Flops
-from fedsieve.algorithms.flops_pa import FlopsPA, GateNoise
+from fedsieve.algorithms.flops_pa import FlopsPA
+from fedsieve.algorithms.gated import GateNoise
 from fedsieve.core.optimizers import StepRule
 from fedsieve.core.reply_validation import ReplyLimits
 from fedsieve.core.schedules import DensitySchedule
 from fedsieve.core.types import Exchange, Objective
+from fedsieve.objectives.cifar_cnn import cifar_cnn
 from fedsieve.objectives.lenet import lenet
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.objectives.module import Module
@@ -23,6 +25,7 @@ from fedsieve.runtime.context import RunContext
 from fedsieve.runtime.rounds import Population, initial_server, train
 
 MAX_ROUNDS = 100_000
+NETWORKS = {"lenet": lenet, "cifar_cnn": cifar_cnn}
 
 
 def build_algorithm(workload: Workload) -> BaseAlgorithm:
@@ -47,8 +50,8 @@ def build_algorithm(workload: Workload) -> BaseAlgorithm:
 
 def build_objective(workload: Workload, *, as_module: bool) -> Objective:
     """Return the model in closed form, or as a module."""
-    if workload.loss == "lenet":
-        return Module(module=lenet(), factory=lenet)
+    if workload.loss in NETWORKS:
+        return Module(module=NETWORKS[workload.loss](), factory=NETWORKS[workload.loss])
     if not as_module:
         return Linear(loss=Loss(workload.loss), num_features=workload.num_features, num_outputs=workload.num_outputs)
     loss = {"squared": lambda out, y: nn.functional.mse_loss(out[:, 0], y), "softmax": nn.functional.cross_entropy}[workload.loss]
@@ -62,18 +65,24 @@ def build_client_data(workload: Workload, objective: Objective) -> ClientData:
         x = csr_matrix(x, shape=(len(y), workload.num_features))
     else:
         x = torch.from_numpy(x)
-        x = x.view(-1, 1, 28, 28) if workload.loss == "lenet" else x
+        x = x.view(-1, *IMAGE_SHAPES[workload.loss]) if workload.loss in IMAGE_SHAPES else x
     return ClientData(x, torch.from_numpy(y), [workload.examples_per_client] * workload.num_clients, objective, workload.batch_size)
 
 
 def prepare(
-    workload: Workload, *, as_module: bool = False, wrap_exchange: Callable[[Exchange], Exchange] = lambda exchange: exchange
+    workload: Workload,
+    *,
+    as_module: bool = False,
+    num_workers: int = 1,
+    wrap_exchange: Callable[[Exchange], Exchange] = lambda exchange: exchange,
 ) -> Callable[[], None]:
     """Return a function that trains one round of all clients."""
     algorithm, objective = build_algorithm(workload), build_objective(workload, as_module=as_module)
     exchange = wrap_exchange(
         BatchedEngine(
-            context=RunContext(algorithm=algorithm, objective=objective, seed=1, fingerprint=1), data=build_client_data(workload, objective)
+            context=RunContext(algorithm=algorithm, objective=objective, seed=1, fingerprint=1),
+            data=build_client_data(workload, objective),
+            num_workers=num_workers,
         )
     )
     server = initial_server(algorithm, objective, 1, torch.float32)

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from benchmarks.workloads import Workload, draw_examples
+from benchmarks.contenders.fedsieve import NETWORKS
+from benchmarks.workloads import IMAGE_SHAPES, Workload, draw_examples
 from fedsieve import wire
 from fedsieve.core.packets import Packet
 from fedsieve.core.quantization import Coding, QuantizedField
-from fedsieve.objectives.lenet import lenet
 
 TEMPERATURE, LOW, HIGH = 0.66, -0.1, 1.1
 LOGIT_OFFSET = -TEMPERATURE * torch.log(torch.tensor(-LOW / HIGH)).item()
@@ -24,6 +24,7 @@ LOSSES = {
     "squared": lambda out, y: functional.mse_loss(out[:, 0], y),
     "softmax": functional.cross_entropy,
     "lenet": functional.cross_entropy,
+    "cifar_cnn": functional.cross_entropy,
     "multilabel": functional.binary_cross_entropy_with_logits,
 }
 
@@ -53,9 +54,9 @@ class ClientModel:
             self.x = csr_matrix(x, shape=(len(y), workload.num_features))
         else:
             self.x = torch.from_numpy(x)
-            self.x = self.x.view(-1, 1, 28, 28) if workload.loss == "lenet" else self.x
+            self.x = self.x.view(-1, *IMAGE_SHAPES[workload.loss]) if workload.loss in IMAGE_SHAPES else self.x
         self.y = torch.from_numpy(y)
-        self.net = lenet() if workload.loss == "lenet" else None
+        self.net = NETWORKS[workload.loss]() if workload.loss in NETWORKS else None
         self.shapes = [(n, p.shape, p.numel()) for n, p in self.net.named_parameters()] if self.net else None
         self.weights = nn.Parameter(torch.zeros(workload.size))
         self.log_alpha = nn.Parameter(torch.zeros(workload.size))

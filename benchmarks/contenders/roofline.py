@@ -11,7 +11,10 @@ import torch
 
 from benchmarks.workloads import Workload
 
-LENET_FORWARD_OPERATIONS = 2 * (24 * 24 * 6 * 25 + 8 * 8 * 16 * 150 + 256 * 120 + 120 * 84 + 84 * 10)
+FORWARD_OPERATIONS = {
+    "lenet": 2 * (24 * 24 * 6 * 25 + 8 * 8 * 16 * 150 + 256 * 120 + 120 * 84 + 84 * 10),
+    "cifar_cnn": 2 * (32 * 32 * (32 * 27 + 64 * 288) + 16 * 16 * 64 * 576 + 8 * 8 * 32 * 576 + 512 * 512 + 512 * 256 + 256 * 10),
+}
 """Floating-point operations of one forward pass of one image; a backward pass takes twice as many."""
 
 
@@ -35,9 +38,8 @@ def round_cost(workload: Workload) -> RoundCost:
             features * workload.num_outputs,
         )
     else:
-        operations = (
-            3 * LENET_FORWARD_OPERATIONS * workload.batch_size if workload.loss == "lenet" else 4 * workload.batch_size * workload.size
-        )
+        network = FORWARD_OPERATIONS.get(workload.loss)
+        operations = workload.batch_size * (4 * workload.size if network is None else 3 * network)
         a_step = RoundCost(operations, 4 * workload.batch_size * workload.num_features, workload.size)
     visits = workload.num_clients * (workload.local_steps if workload.exchanges_gradients else 1)
     chosen = 0 if workload.exchanges_gradients else workload.num_clients * workload.size

@@ -119,7 +119,7 @@ def test_the_lines_in_the_docs_adapt_the_quickstart_of_flower(tmp_path, monkeypa
     assert isinstance(client.app, ClientApp) and isinstance(server.app, ServerApp)
     context = SimpleNamespace(run_config=config, node_config={"partition-id": 1, "num-partitions": 3})
     data = deployment_config(config, client.OBJECTIVE).client_engine(1, *client.load_examples(context)).data
-    assert data.num_examples(1) == 30 and data.x.shape[1:] == (3, 4, 4)
+    assert data.num_examples[1] == 30 and data.x.shape[1:] == (3, 4, 4)
     assert data.x[:, 0, 0, 0].tolist() == list(range(30)), "the same order every time"
 
 

@@ -8,11 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from sklearn.metrics import r2_score
 
 from fedsieve.cli.main import main
 from fedsieve.models import export, sparse_model
 from fedsieve.models.export import Format
+from fedsieve.models.factory import load_factory
 from fedsieve.objectives.losses import Loss
 from helpers.models import MODELS, RNG, is_same_model, linear_model, random_examples, with_feature_names
 
@@ -190,3 +192,38 @@ def test_a_run_is_exported_and_verified_on_its_test_examples(capsys, tmp_path, m
     np.savez("test.npz", x=x, y=y)
     assert main(["predict", "run", "test.npz", "--target", "y", "--out", "predictions.csv"]) == 0
     assert f"accuracy {trained['accuracy']:.4f}" in capsys.readouterr().err
+
+
+NETWORK = """
+import torch
+from torch import nn
+
+def build():
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+"""
+
+
+def test_a_module_with_batch_norm_resumes_predicts_and_exports_its_statistics(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "norm_networks.py").write_text(NETWORK)
+    rng = np.random.default_rng(0)
+    x = (5 + 3 * rng.normal(size=(120, 6))).astype(np.float32)
+    np.savez("rows.npz", x=x, y=(x[:, 0] > 5).astype(int))
+    options = ["--task", "file", "--data.path", "rows.npz", "--model", "norm_networks:build", "--density", "0.5", "--quiet"]
+    train = ["train", *options, "--federation.clients", "4", "--algorithm.local-steps", "10"]
+    assert main([*train, "--rounds", "4", "--out", "whole"]) == 0
+    assert main([*train, "--rounds", "4", "--out", "again", "--engine", "loop"]) == 0
+    whole, again = (sparse_model.read_model(tmp_path / name) for name in ("whole", "again"))
+    names = {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    assert names < set(whole.tensor_shapes) and whole.num_nonzero == 37 and whole.tensors_by_name()["1.num_batches_tracked"] == 40
+    np.testing.assert_allclose(whole.tensors_by_name()["1.running_var"], again.tensors_by_name()["1.running_var"], rtol=1e-3)
+    assert main(["export", "whole", "--format", "torch", "--trust"]) == 0
+    capsys.readouterr()
+    assert main(["predict", "whole", "rows.npz", "--trust"]) == 0
+    classes = [int(line.split(",")[0]) for line in capsys.readouterr().out.split()[1:]]
+    module = load_factory("norm_networks:build")().eval()
+    module.load_state_dict(torch.load(next(tmp_path.rglob("*.pt")), weights_only=True))
+    assert classes == module(torch.from_numpy(x)).argmax(1).tolist() and 20 < sum(classes) < 100
+    continued = ["train", *options, "--federation.clients", "4", "--rounds", "1", "--out", "next"]
+    assert main([*continued, "--init-weights", "whole/model.safetensors"]) == 0
+    assert sparse_model.read_model(tmp_path / "next").tensors_by_name()["1.num_batches_tracked"] > 40

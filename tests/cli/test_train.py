@@ -144,6 +144,16 @@ def test_the_table_says_what_was_kept_found_and_sent(capsys):
     assert "round 3 of 3" in said.err
 
 
+@pytest.mark.parametrize("rounds", ["1", "40"])
+def test_the_table_says_when_bytes_are_no_argument(rounds, capsys, tmp_path):
+    rng = np.random.default_rng(0)
+    np.savetxt(tmp_path / "rows.csv", rng.normal(size=(60, 5)), delimiter=",", header="a,b,c,d,y", comments="")
+    words = ["--task", "file", "--data.path", str(tmp_path / "rows.csv"), "--federation.clients", "4", "--algorithm.local-steps", "2"]
+    assert main(["train", *words, "--density", "0.5", "--rounds", rounds]) == 0
+    out = capsys.readouterr().out
+    assert ("beside the data" in out) == (rounds == "40"), out
+
+
 def test_a_second_run_never_overwrites_the_first(capsys, tmp_path):
     one, two = trained(capsys), trained(capsys)
     assert one["run"] != two["run"]

@@ -35,7 +35,6 @@ def test_every_key_of_the_run_config_has_an_effect():
         "retries": 4,
         "round-seconds": 9,
         "start-seconds": 8.5,
-        "threads": 2,
         "client-weighting": "sqrt",
         "run-dir": "/x",
     }
@@ -55,10 +54,9 @@ def test_every_key_of_the_run_config_has_an_effect():
         1.0,
         4,
     )
-    assert (deployment.round_seconds, deployment.start_seconds, deployment.threads, str(deployment.run_dir), deployment.dtype) == (
+    assert (deployment.round_seconds, deployment.start_seconds, str(deployment.run_dir), deployment.dtype) == (
         9,
         8.5,
-        2,
         "/x",
         torch.float64,
     )

@@ -22,6 +22,7 @@ FOLDERS = (
     "studies",
     "report",
     "deployment",
+    "flower",
     "cli",
 )
 """The folders in the order of the architecture: a folder imports itself and the folders before it."""
@@ -101,20 +102,28 @@ def test_inner_layers_import_few_packages(part):
         assert outside <= OUTSIDE[part], path
 
 
-def test_only_one_file_imports_flwr():
+def test_only_the_exchange_and_the_drop_in_import_flwr():
     importing = [path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py") if any(n.startswith("flwr") for n in imported(path))]
     apps = [path for path in importing if "template/" in path]  # belongs to the user
-    assert sorted(set(importing) - set(apps)) == ["deployment/flower.py"]
+    assert [path for path in sorted(set(importing) - set(apps)) if not path.startswith("flower/")] == ["deployment/flower.py"]
 
 
-def test_a_flower_client_imports_only_torch_numpy_and_flwr():
+LEAN_CLIENTS = {
+    "import app.client_app": {"fedsieve.deployment.flower", "fedsieve.runtime.loop"},
+    "from fedsieve.flower import sparse_mod": {"fedsieve.flower.mod"},
+}
+"""What a Flower client imports, and modules that this must load."""
+
+
+@pytest.mark.parametrize("statement", LEAN_CLIENTS)
+def test_a_flower_client_imports_only_torch_numpy_and_flwr(statement):
     """An edge device has no plotting, no scikit-learn, no report, no command line."""
     app = SOURCE / "deployment" / "template"
-    code = f"import sys; sys.path.insert(0, {str(app)!r}); import app.client_app; print(*sorted(sys.modules))"
+    code = f"import sys; sys.path.insert(0, {str(app)!r}); {statement}; print(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.split(".")[0] for name in done.stdout.split()}
     assert not loaded & {"matplotlib", "sklearn", "scipy", "cyclopts", "safetensors", "pandas", "ray"}
-    assert {name for name in done.stdout.split() if name.startswith("fedsieve.")} >= {"fedsieve.deployment.flower", "fedsieve.runtime.loop"}
+    assert {name for name in done.stdout.split() if name.startswith("fedsieve.")} >= LEAN_CLIENTS[statement]
     assert not [name for name in done.stdout.split() if name.startswith(("fedsieve.report", "fedsieve.experiments", "fedsieve.data"))]
 
 

@@ -16,6 +16,7 @@ SUBMODULES = {
     "fedsieve.deployment.config": {"DeploymentConfig", "deployment_config"},
     "fedsieve.deployment.flower": {"make_client_app", "make_server_app"},
     "fedsieve.deployment.server": {"run_server"},
+    "fedsieve.flower": {"SparseStrategy", "sparse_mod"},
     "fedsieve.objectives.module": {"Module"},
     "fedsieve.runtime.loop": {"LoopEngine"},
 }

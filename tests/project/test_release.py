@@ -1,6 +1,7 @@
 """What is released: a wheel with everything in it, which works where nothing else is installed than what it asks for."""
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -44,6 +45,22 @@ def test_the_changelog_begins_with_this_version():
     versions = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
     assert versions[0] == fedsieve.__version__
     assert f"version: {fedsieve.__version__}" in (ROOT / "CITATION.cff").read_text()
+    assert json.loads((ROOT / "codemeta.json").read_text())["version"] == fedsieve.__version__
+
+
+def test_the_hosted_tests_use_every_python_that_the_package_claims():
+    workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text()
+    claimed = re.findall(r":: (3\.\d+)$", "\n".join(PROJECT["classifiers"]), flags=re.MULTILINE)
+    assert claimed[0] == PROJECT["requires-python"].removeprefix(">=") and re.findall(r'"(3\.\d+)"', workflow) == claimed
+
+
+def test_workflows_and_hooks_call_targets_that_exist():
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    for path in (*(ROOT / ".github" / "workflows").glob("*.yml"), ROOT / ".pre-commit-config.yaml"):
+        called = re.findall(r"(?:run|entry): make ([a-z-]+)$", path.read_text(), flags=re.MULTILINE)
+        listed = re.findall(r"target: \[(.+)\]", path.read_text())
+        assert called or listed, path
+        assert {*called, *(name for names in listed for name in names.split(", "))} <= targets, path
 
 
 USED = """

@@ -1,7 +1,9 @@
-"""Tiny runs of every kind, trained once for all tests of their page."""
+"""Tiny runs of every kind, trained once for all tests of their page, and a browser."""
 
 import contextlib
 import io
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -70,3 +72,40 @@ def runs(tmp_path_factory):
         ]
         quietly("train", *own, *QUICK, "--density", "0.4", "--algorithm.sparsity-allocation", "global", "--out", "groups")
     return home
+
+
+@pytest.fixture(scope="session")
+def browser():
+    if os.environ.get("FEDSIEVE_NO_BROWSER"):
+        pytest.skip("asked for with FEDSIEVE_NO_BROWSER: this machine has no browser, so the page is not tested in one")
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        pytest.fail("no browser: `apt-get install chromium`, or set FEDSIEVE_NO_BROWSER=1 to leave these tests out", pytrace=False)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        made = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def visit(browser):
+    """Open an address; afterwards nothing may have been logged, thrown, or asked of anybody but that address."""
+    said, asked, contexts = [], [], []
+
+    def go(address, width=1280, scheme="light", **options):
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, accept_downloads=True, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_navigation_timeout(120_000)  # a busy machine is slow, not broken
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda problem: said.append(str(problem)))
+        page.on("request", lambda request: asked.append(request.url) if not request.url.startswith(("data:", "blob:", address)) else None)
+        page.goto(address)
+        return page
+
+    yield go
+    for context in contexts:
+        context.close()
+    assert said == [] and asked == []

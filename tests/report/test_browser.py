@@ -3,52 +3,15 @@
 Needs Debian's chromium (`apt-get install chromium`). FEDSIEVE_NO_BROWSER=1 leaves these tests out, and says so.
 """
 
-import os
+import re
 import shutil
 import threading
+from pathlib import Path
 
 import pytest
 
 from fedsieve.report.html.live_server import create_server
 from fedsieve.storage import run_directory
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if os.environ.get("FEDSIEVE_NO_BROWSER"):
-        pytest.skip("asked for with FEDSIEVE_NO_BROWSER: this machine has no browser, so the page is not tested in one")
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if program is None:
-        pytest.fail("no browser: `apt-get install chromium`, or set FEDSIEVE_NO_BROWSER=1 to leave these tests out", pytrace=False)
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
-        made = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield made
-        made.close()
-
-
-@pytest.fixture
-def visit(browser):
-    """Open an address; afterwards nothing may have been logged, thrown, or asked of anybody but that address."""
-    said, asked, contexts = [], [], []
-
-    def go(address, width=1280, scheme="light", **options):
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, accept_downloads=True, **options)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_navigation_timeout(120_000)  # a busy machine is slow, not broken
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda problem: said.append(str(problem)))
-        page.on("request", lambda request: asked.append(request.url) if not request.url.startswith(("data:", "blob:", address)) else None)
-        page.goto(address)
-        return page
-
-    yield go
-    for context in contexts:
-        context.close()
-    assert said == [] and asked == []
-
 
 KINDS = ["lr", "mc", "digits", "dense", "groups", "comparison"]
 
@@ -169,3 +132,17 @@ def test_a_watched_page_follows_the_run_and_keeps_what_is_open(runs, visit, tmp_
         made.shutdown()
         thread.join()
         made.server_close()
+
+
+def test_the_leaderboard_sorts_numbers_and_shows_one_task(visit, tmp_path):
+    docs = Path(__file__).parents[2] / "docs"
+    table = re.search(r"<table.*</table>", (docs / "leaderboard.md").read_text(), re.DOTALL)
+    assert table is not None
+    (tmp_path / "index.html").write_text(f"<meta charset='utf-8'>{table[0]}<script>{(docs / 'leaderboard.js').read_text()}</script>")
+    page = visit((tmp_path / "index.html").as_uri())
+    page.get_by_role("button", name="bytes, all rounds").click()
+    page.get_by_label("task and setting").select_option("mc, density .05")
+    rows = [row for row in page.locator("tbody tr").all() if row.is_visible()]
+    assert {row.locator("td").first.inner_text() for row in rows} == {"mc"}
+    sent = [float(row.locator("td").nth(7).get_attribute("data-value")) for row in rows]
+    assert len(sent) > 5 and sent == sorted(sent, reverse=True)

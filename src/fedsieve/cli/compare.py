@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,13 @@ from fedsieve.experiments import compare as comparison
 from fedsieve.experiments import runner
 from fedsieve.experiments.config import RunConfig
 from fedsieve.experiments.config_io import build_config, parse_names, section_classes, setting_types
-from fedsieve.experiments.resolve import resolve
-from fedsieve.experiments.simulation import Simulation
+from fedsieve.experiments.processes import divide_workers, map_runs
+from fedsieve.experiments.resolve import ResolvedRun, resolve
+from fedsieve.experiments.simulation import cached_simulation
 from fedsieve.experiments.trackers import Tracker, check_installed
-from fedsieve.formatting import PlainConsole, format_bytes, format_number
+from fedsieve.formatting import PlainConsole, ProgressBar, format_bytes, format_number
 from fedsieve.report.html.page import write_default_report
+from fedsieve.runtime.workers import Workers
 from fedsieve.storage import run_directory
 
 
@@ -78,14 +80,11 @@ def compare(values: Mapping[str, Any]) -> int:
     folder = options.out or Path("runs") / comparison.comparison_id(runs)
     if not comparison.is_resumable(folder, runs):
         folder = run_directory.create_run_dir(folder, explicit=options.out is not None)
-    histories: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in names}
     with hint_resume("the same command"):
-        for per_seed in runs:
-            simulation = Simulation(per_seed[0])
-            for run in per_seed:
-                inner = folder / comparison.run_name(run)
-                runner.start_or_resume(run, simulation.with_config(run), inner, quiet=options.quiet, tracker=options.tracker)
-                histories[run.algorithm_name].append(run_directory.read_metrics(inner))
+        compute_runs([run for per_seed in runs for run in per_seed], folder, options, config.workers)
+    histories = {
+        name: [run_directory.read_metrics(folder / comparison.run_name(per_seed[i])) for per_seed in runs] for i, name in enumerate(names)
+    }
     result = comparison.compare_histories(histories, runs[0][0].metric, seeds)
     result = {"run": str(folder), "task": task, **result}
     run_directory.atomic_write(folder / run_directory.RESULT, json.dumps(result, indent=1).encode())
@@ -95,6 +94,27 @@ def compare(values: Mapping[str, Any]) -> int:
     elif not options.quiet:
         print_comparison(result)
     return 0
+
+
+def compute_runs(runs: list[ResolvedRun], folder: Path, options: CompareOptions, workers: Workers) -> None:
+    """Compute the runs in their folders, several at a time; with several processes one progress bar shows the finished runs."""
+    num_processes, workers_of_run = divide_workers(workers, len(runs))
+    is_quiet = options.quiet or num_processes > 1
+    tasks = [
+        ({f.name: getattr(run.config, f.name) for f in fields(RunConfig)} | {"workers": workers_of_run}, folder, is_quiet, options.tracker)
+        for run in runs
+    ]
+    with ProgressBar(len(tasks), "compare", "run", quiet=options.quiet or num_processes == 1) as bar:
+        for finished in map_runs(compute_run, tasks, num_processes):
+            bar.advance(finished)
+
+
+def compute_run(settings: dict[str, Any], folder: Path, is_quiet: bool, tracker: Tracker | None) -> str:
+    """Start or resume one run of the comparison and return its name."""
+    run = resolve(RunConfig(**settings))
+    name = comparison.run_name(run)
+    runner.start_or_resume(run, cached_simulation(run), folder / name, quiet=is_quiet, tracker=tracker)
+    return name
 
 
 def select_options(names: list[str], config: RunConfig) -> dict[str, dict[str, Any]]:

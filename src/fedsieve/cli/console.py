@@ -34,6 +34,9 @@ def show_result(run: ResolvedRun, result: dict[str, Any], folder: Path, *, quiet
         table.add_row("true weights", f"{found} of {true} kept")
     best = "" if result["oracle_value"] is None else f" (best possible {format_number(result['oracle_value'])})"
     table.add_row(f"{run.evaluate_on} {result['metric']}", f"{format_number(result['value'])}{best}")
+    if "worst_node" in result:
+        table.add_row("  single nodes", f"worst {format_number(result['worst_node'])}, mean {format_number(result['mean_node'])}")
+        table.add_row("  supports", f"overlap {format_number(result['support_agreement'])} between nodes")
     if result["expected_density"] is not None:
         table.add_row("  before projection", format_number(result["value_before_projection"]))
         densities = (format_number(result[name]) for name in ("expected_density", "test_density"))
@@ -51,6 +54,8 @@ def show_result(run: ResolvedRun, result: dict[str, Any], folder: Path, *, quiet
     table.add_row(
         "  up, down", f"{format_bytes(result['bytes_up'])}, {format_bytes(result['bytes_down'])}{BYTE_COUNTING_NOTES[run.byte_counting]}"
     )
+    if sent > (examples := result.get("bytes_examples", sent)):  # results of earlier versions have no such entry
+        table.add_row("  beside the data", f"bytes are no argument here: all training examples together are {format_bytes(examples)}")
     table.add_row(
         "  by the paper's formula", f"{format_bytes(result['bytes_up_paper_formula'])}, {format_bytes(result['bytes_down_paper_formula'])}"
     )

@@ -32,6 +32,7 @@ DATASET_FILES: dict[str, tuple[DataFile, ...]] = {
     "cifar10-cnn": SHEET_FILES,
     "fed-ht-mnist": MNIST_FILES,
     "fedml-mnist": MNIST_FILES,
+    "heterofl-mnist": MNIST_FILES,
 }
 EQUIVALENT_FILES: dict[str, tuple[tuple[DataFile, ...], ...]] = dict.fromkeys(("cifar10", "cifar10-cnn"), (PYTHON_FILES, BINARY_FILES))
 """Other files with the same examples."""

@@ -42,7 +42,7 @@ class Finding(NamedTuple):
 
 
 def doctor(*, json: Switch = False) -> int:
-    """Check versions, threads, data, browser and optional packages. The exit code is 1 if a required one is missing.
+    """Check versions, cores, data, browser and optional packages. The exit code is 1 if a required one is missing.
 
     Parameters
     ----------
@@ -59,14 +59,11 @@ def doctor(*, json: Switch = False) -> int:
 
 def check_machine() -> list[Finding]:
     """Check this package, Python, the processor and torch."""
-    threads = os.environ.get("OMP_NUM_THREADS")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return [
         Finding("machine", "fedsieve", GOOD, f"{fedsieve.__version__} in {Path(fedsieve.__file__).parent}"),
         Finding("machine", "python", GOOD, f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
-        Finding(
-            "machine", "cores", GOOD, f"{cores}; a run uses --threads, 1 by default" + (f"; OMP_NUM_THREADS={threads}" if threads else "")
-        ),
+        Finding("machine", "cores", GOOD, f"{cores}; large rounds use all of them unless --workers is set"),
         check_torch(),
     ]
 

@@ -4,16 +4,17 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from fedsieve.core.settings import normalize_key
+from fedsieve.core.settings import TOPOLOGY_KEY, normalize_key
 
 PANEL_TITLES = {
     "data": "Data of the task",
     "federation": "Clients and aggregation",
+    "topology": "Who talks to whom",
     "algorithm": "Options of the algorithm",
     "failures": "Failing and malicious clients",
     "privacy": "Differential privacy",
@@ -24,14 +25,16 @@ PANELS = {name: Group(f"{title}: --{name}.*", sort_key=position) for position, (
 COMMON_OPTIONS = {
     "data": ("num_examples", "num_features", "true_density", "path", "target", "client", "source"),
     "federation": ("clients", "participation", "partition", "alpha", "aggregator"),
-    "algorithm": ("batch_size", "local_steps", "learning_rate", "step_rule", "bits"),
+    "topology": ("name",),
+    "algorithm": ("batch_size", "local_steps", "learning_rate", "bits"),
 }
 """The options of sections that --help shows; --help-all shows all."""
 RARE_OPTIONS = (
     "engine",
     "precision",
-    "threads",
+    "workers",
     "byte_counting",
+    "refit",
     "evaluate_on",
     "centralized",
     "centralized_steps",
@@ -51,6 +54,8 @@ def documented_command(
     for cls, section in classes.items():
         documented = field_help(cls)
         for f in fields(cls):  # the first of a name: `algorithm` is the algorithm's name, not its options
+            if f.default is MISSING:  # a section
+                continue
             key = normalize_key(f"{section}.{f.name}" if section else f.name)
             texts.setdefault(key, documented.get(f.name, ""))
             values.setdefault(key, f.default)
@@ -59,7 +64,7 @@ def documented_command(
         section, _, name = key.rpartition(".")
         is_common = name in COMMON_OPTIONS.get(section, ()) if section else name not in RARE_OPTIONS
         extra: dict[str, Any] = ({"group": PANELS[section]} if section else {}) | (SWITCH if name in ("quiet", "json", "trust") else {})
-        flag = f"--{key.replace('_', '-')}"
+        flag = "--topology" if key == TOPOLOGY_KEY else f"--{key.replace('_', '-')}"
         option = Parameter(name=flag, help=texts[key], show=show_all or is_common, **extra)
         parameters.append(
             inspect.Parameter(

@@ -26,6 +26,7 @@ COMMANDS = {
 }
 """Commands whose options depend on the task and the algorithm: their module and their help text."""
 SIMPLE_COMMANDS = {
+    "demo": ("fedsieve.cli.demo", "Four algorithms on one generated task in under half a minute: one table, one page."),
     "reproduce": ("fedsieve.cli.reproduce", "Compute a table or figure of the paper and hold it against the paper's numbers and claims."),
     "report": ("fedsieve.cli.report", "Write one HTML page about one or several runs."),
     "watch": ("fedsieve.cli.report", "Serve a run's page on this machine while it trains."),

@@ -14,6 +14,7 @@ from fedsieve.studies import results
 from fedsieve.studies.catalog import PAPER_STUDIES, STUDIES
 from fedsieve.studies.scale import SCALES, ScaleName
 
+Workers = int | Literal["auto"]
 StudyName = Literal["list", "all", *STUDIES]
 TABLE_FILE, TABLE_CSV_FILE, VERDICTS_FILE = "table.md", "table.csv", "claims.md"
 TUNING_DIR, SELECTED_OPTIONS_FILE = "tuning", "chosen.json"
@@ -23,7 +24,7 @@ def reproduce(
     study: StudyName,  # pyright: ignore[reportInvalidTypeForm]  # its names are known only at run time
     *,
     scale: ScaleName = ScaleName.SHORT,
-    jobs: int = 1,
+    workers: Workers = "auto",
     out: Path | None = None,
     quiet: Switch = False,
 ) -> int:
@@ -37,8 +38,8 @@ def reproduce(
         list shows all studies; all computes every table and figure of the paper
     scale
         smoke: a minute or two, the numbers mean nothing; short: 5 seeds; paper: 10 seeds, all rounds
-    jobs
-        processes that compute runs, each with one thread
+    workers
+        processes that compute runs: at most this many, or auto for one per core
     out
         folder of the study; with all, the parent of one folder per study (default: reports/STUDY)
     quiet
@@ -55,7 +56,7 @@ def reproduce(
     folders = {name: parent / name if study == "all" or out is None else out for name in names}
     num_failed = 0
     for name, folder in folders.items():
-        num_failed += compute(name, folder, scale, jobs, quiet=quiet)
+        num_failed += compute(name, folder, scale, workers, quiet=quiet)
         write_report(folder, console)
         page.write_report([folder], folder / REPORT)
     if study == "all":
@@ -64,7 +65,7 @@ def reproduce(
     return 1 if num_failed else 0
 
 
-def compute(name: str, folder: Path, scale: ScaleName, jobs: int, *, quiet: bool) -> int:
+def compute(name: str, folder: Path, scale: ScaleName, workers: Workers, *, quiet: bool) -> int:
     """Compute the rows of a study and return the number of failed runs; diverged runs do not count."""
     from fedsieve.studies.registry import BUILDERS, TUNED_STUDIES
     from fedsieve.studies.runner import compute_study
@@ -72,12 +73,12 @@ def compute(name: str, folder: Path, scale: ScaleName, jobs: int, *, quiet: bool
     if name in TUNED_STUDIES:
         build_tuning, select_options, build = TUNED_STUDIES[name]
         tuning_folder = folder / TUNING_DIR
-        options = select_options(compute_study(build_tuning(SCALES[scale]), tuning_folder, num_processes=jobs, quiet=quiet))
+        options = select_options(compute_study(build_tuning(SCALES[scale]), tuning_folder, workers=workers, quiet=quiet))
         atomic_write(tuning_folder / SELECTED_OPTIONS_FILE, json.dumps(options, indent=1).encode())
         study = build(SCALES[scale], options)
     else:
         study = BUILDERS[name](SCALES[scale])
-    rows = compute_study(study, folder, num_processes=jobs, quiet=quiet)
+    rows = compute_study(study, folder, workers=workers, quiet=quiet)
     return sum(row["state"] == results.FAILED for row in rows)
 
 

@@ -34,7 +34,6 @@ DEPLOYMENT_FIELDS = (
     "retries",
     "round_seconds",
     "start_seconds",
-    "threads",
     "run_dir",
 )
 """Fields of DeploymentConfig that the run config sets."""
@@ -71,8 +70,6 @@ class DeploymentConfig(RunContext):
     """how long the server waits for all clients before the first round"""
     reply_limits: ReplyLimits = ReplyLimits()  # noqa: RUF009
     """limits that a reply must keep to be aggregated"""
-    threads: int = 1
-    """threads for tensor arithmetic; results repeat bit for bit for a fixed number of threads"""
     run_dir: Path | None = None
     """where the server stores rounds, checkpoints and the model; None stores nothing"""
     start_from_seed: bool = True
@@ -84,7 +81,7 @@ class DeploymentConfig(RunContext):
 
     def __post_init__(self) -> None:
         """Validate the settings."""
-        for name, least in (("clients", 1), ("rounds", 1), ("retries", 0), ("threads", 1), ("seed", 0)):
+        for name, least in (("clients", 1), ("rounds", 1), ("retries", 0), ("seed", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
         for name in ("participation", "quorum"):
@@ -118,7 +115,7 @@ class DeploymentConfig(RunContext):
             raise ValueError(f"x has {len(x)} examples and y has {len(y)}; the numbers must be equal")
         if not all(array.isfinite().all() for array in (x, y)):
             raise ValueError("an example has a value that is not a finite number; clean the examples first")
-        torch.set_num_threads(self.threads)
+        torch.set_num_threads(1)
         workload = self.algorithm.workload
         data = ClientData(x, y, [0] * client + [len(y)], self.objective, workload.batch_size, workload.batch_sampling)
         return LoopEngine(context=self, data=data)

@@ -1,4 +1,4 @@
-"""The exchange over Flower's grid. The only file that imports flwr.
+"""The exchange over Flower's grid. Outside the folder `flower`, the only file that imports flwr.
 
 A broadcast contains a packet and the clock. A reply contains a packet, the client's number and its number of examples n_k. fedsieve
 chooses the cohorts and encodes the packets; Flower only transports them, as typed byte arrays.
@@ -27,6 +27,7 @@ from fedsieve import wire
 from fedsieve.core.packets import Packet
 from fedsieve.core.types import NO_MEMORIES, ClientMemories, ClientMemory, Clock, ExchangeResult, Reply, Traffic
 from fedsieve.deployment.config import DeploymentConfig
+from fedsieve.runtime.buffers import num_buffer_values
 from fedsieve.runtime.client_memory import choose_messages
 from fedsieve.runtime.loop import LoopEngine
 
@@ -93,7 +94,7 @@ def partition_id(context: Context) -> int:
 
 def client_record(engine: LoopEngine, client: int, state: RecordDict) -> ConfigRecord:
     """Return the client's number, its number of examples, the shape of one example, and the rounds of its memories if it has any."""
-    record = {"client": client, "examples": engine.data.num_examples(client), "row": list(engine.data.x.shape[1:])}
+    record = {"client": client, "examples": engine.data.num_examples[client], "row": list(engine.data.x.shape[1:])}
     rounds = sorted(load_memories(state))
     return ConfigRecord(record | ({MEMORY_KEY: rounds} if rounds else {}))
 
@@ -106,10 +107,10 @@ def to_memory_record(memories: Sequence[ClientMemory]) -> ArrayRecord:
     )
 
 
-def load_memories(state: RecordDict) -> dict[int, ClientMemory]:
+def load_memories(state: RecordDict, record_key: str = MEMORY_KEY) -> dict[int, ClientMemory]:
     """Return the memories in the state of a node, by round."""
     memories: dict[int, ClientMemory] = {}
-    for key, array in state.array_records.get(MEMORY_KEY, ArrayRecord()).items():
+    for key, array in state.array_records.get(record_key, ArrayRecord()).items():
         round, _, name = key.partition(".")
         vector = torch.from_numpy(np.frombuffer(array.data, array.dtype).copy())
         memories.setdefault(int(round), ClientMemory(int(round), {})).vectors[name] = vector
@@ -254,7 +255,8 @@ class FlowerExchange:
         """Reject bytes that no reply of this model can have, before they are parsed."""
         if not data:
             raise wire.PacketError(f"no packet: its reply has no {PACKET_TYPE} array, or its node has lost the memory it was asked for")
-        if len(data) > (limit := wire.max_packet_size(self.deployment.objective.layout.size, self.deployment.algorithm.all_reply_fields)):
+        objective, fields = self.deployment.objective, self.deployment.algorithm.all_reply_fields
+        if len(data) > (limit := wire.max_packet_size(objective.layout.size, fields, num_buffer_values(objective))):
             raise wire.PacketError(f"oversized: {len(data)} bytes; no reply of this model has more than {limit}")
 
 

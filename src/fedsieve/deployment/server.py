@@ -12,7 +12,9 @@ from fedsieve.deployment.flower import FlowerExchange, QuorumError
 from fedsieve.experiments.run_info import layout_info
 from fedsieve.formatting import escape_controls
 from fedsieve.models.build import build_model
+from fedsieve.models.card import model_card
 from fedsieve.models.sparse_model import SparseModel, to_safetensors
+from fedsieve.runtime.buffers import append_buffers, buffer_state
 from fedsieve.runtime.evaluation import MeasuredRound, RunState, measure_rounds, summarize
 from fedsieve.runtime.rounds import Population, RoundResult, initial_server, train
 from fedsieve.storage import run_directory
@@ -24,7 +26,7 @@ IGNORED_ON_RESUME = frozenset({"quorum", "retries", "round-seconds", "start-seco
 
 def run_server(deployment: DeploymentConfig, exchange: FlowerExchange) -> None:
     """Train until all rounds are done, and resume the run in `run_dir` if there is one."""
-    torch.set_num_threads(deployment.threads)
+    torch.set_num_threads(1)
     initial = RunState(initial_server(deployment.algorithm, deployment.objective, deployment.seed, deployment.dtype, deployment.device))
     if deployment.run_dir is None:
         log("run-dir is not set: nothing is stored, and an interrupted run cannot be resumed")
@@ -51,10 +53,12 @@ def run_server(deployment: DeploymentConfig, exchange: FlowerExchange) -> None:
             with RunLog(folder, config, CheckpointInterval(seconds=0.0), history) as run_log:
                 for measured in measured_rounds(deployment, exchange, population, history.state):
                     run_log.add_round(measured)
-            parameters = deployment.algorithm.parameters(run_log.server)
+            parameters = append_buffers(deployment.algorithm.parameters(run_log.server), run_log.buffers)
             model = deployed_model(deployment, parameters, exchange.directory.example_shape)
-            result = summarize_run(deployment, run_log.metrics_rows, parameters)
+            metrics = evaluate_model(deployment, parameters)
+            result = summarize_run(deployment, run_log.metrics_rows, parameters, metrics)
             run_directory.atomic_write(folder / run_directory.MODEL, to_safetensors(model))
+            run_directory.atomic_write(folder / run_directory.MODEL_CARD, model_card(model, result, metrics).encode())
             run_directory.atomic_write(folder / run_directory.RESULT, json.dumps(result, indent=1).encode())
 
 
@@ -83,6 +87,7 @@ def measured_rounds(
         memories=state.memories,
         start_from_seed=deployment.start_from_seed,
         limits=deployment.reply_limits,
+        buffers=buffer_state(deployment.objective, deployment.seed, state.buffers),
     )
     for measured in measure_rounds(
         deployment.algorithm,
@@ -124,14 +129,16 @@ def log(text: str) -> None:
     print(f"fedsieve: {escape_controls(text)}", flush=True)
 
 
-def summarize_run(deployment: DeploymentConfig, rows: list[dict[str, Any]], parameters: Tensor) -> dict[str, Any]:
+def summarize_run(
+    deployment: DeploymentConfig, rows: list[dict[str, Any]], parameters: Tensor, metrics: dict[str, float]
+) -> dict[str, Any]:
     """Return the result of the deployment by the names of `--json`."""
     clients = sorted(client for row in rows for client, _ in row["rejected"])
     return {
         "algorithm": deployment.algorithm_name,
         "seed": deployment.seed,
         **summarize(rows, parameters, deployment.objective.layout.num_gated),
-        **evaluate_model(deployment, parameters),
+        **metrics,
         "rejected_by_client": {str(client): clients.count(client) for client in dict.fromkeys(clients)},
     }
 
