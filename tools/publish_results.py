@@ -1,14 +1,16 @@
 """Write the results of studies into the documentation: `python tools/publish_results.py reports`.
 
-Reads the folders of `fedsieve reproduce`, and writes docs/data, docs/images and the sections of docs/results.md and README.md between
-`<!-- NAME -->` and `<!-- /NAME -->`. A study that is not in the folder keeps its section and its checks of claims.
+Reads the folders of `fedsieve reproduce`, and writes docs/data, docs/images, the sections of docs/results.md and README.md between
+`<!-- NAME -->` and `<!-- /NAME -->`, and the rows of the table of figures in docs/results.md. A study that is not in the folder keeps its
+section or row, and its checks of claims.
 """
 
 import json
 import shutil
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from fedsieve.report import claims, tables, verdicts
@@ -35,12 +37,12 @@ IMAGES = {
     "constraint": ("constraint-lr-dense", "Density and multiplier per round on LR from a dense start, without log-alpha scaling"),
 }
 """Study: the figure that the documentation shows, and its text."""
-MAX_TABLE_ROWS = 16
-"""Longer tables are files in docs/data."""
+MAX_LINE_LENGTH = 120
 QUALITY_AND_TDR = ("r2", "accuracy", "tdr", "tdr_features")
 """What the page shows of a table of the paper; the CSV file has the losses too."""
+OMITTED_NOTES = ("before projection", "FLoPS: reached = ", "FedIter-HT: better or worse")
+"""Beginnings of notes about columns that the page does not show."""
 CELL_NOTE = "quality / TDR (MC: of features); a FLoPS cell that misses the paper's number is bold"
-OMITTED_COLUMNS = ("metric", "bytes payload", "bytes formula", "finished")
 
 
 def main(reports: Path) -> None:
@@ -49,8 +51,11 @@ def main(reports: Path) -> None:
     text = page.read_text()
     studies = {path.parent.name: path.parent for path in sorted(reports.glob(f"*/{results.PLAN_FILE}"))}
     for name, folder in studies.items():
+        publish_files(name, folder)
         if f"<!-- {name} -->" in text:
             text = replace_section(text, name, study_section(name, folder))
+        elif name in IMAGES:
+            text = replace_row(text, name, figure_row(name, study_table_of(name, folder).notes))
     found = claims.make_document({name: results.read_rows(folder) for name, folder in studies.items()}, common_scale(studies))
     document = with_other_studies(found, json.loads((DOCS / "data" / results.CLAIMS_FILE).read_text()), studies)
     evaluated = {claim["number"] for claim in document["claims"]}
@@ -100,28 +105,41 @@ def study_table_of(name: str, folder: Path) -> StudyTable:
     return tables.study_table(name, plan["description"], plan["scale"], results.read_rows(folder))
 
 
+def replace_row(text: str, name: str, row: str) -> str:
+    """Return a page with another row of a study in the table of figures."""
+    return "\n".join(row if line.startswith(f"| `{name}` |") else line for line in text.split("\n"))
+
+
+def publish_files(name: str, folder: Path) -> None:
+    """Copy the figure of a study, and write its CSV file."""
+    if name in IMAGES:
+        image = f"{IMAGES[name][0]}.png"
+        shutil.copy(folder / image, DOCS / "images" / image)
+    (DOCS / "data" / f"{name}.csv").write_text(study_table_of(name, folder).to_csv())
+
+
 def study_section(name: str, folder: Path) -> str:
-    """Return command, figure, notes and table of a study as Markdown."""
+    """Return figure, one paragraph (caption, command, notes, file with all numbers) and table of a study as Markdown."""
     table = study_table_of(name, folder)
-    parts = [f"    fedsieve reproduce {name} --scale {results.read_plan(folder)['scale']}"]
+    parts, text = [], ""
     if name in IMAGES:
         image, caption = IMAGES[name]
-        shutil.copy(folder / f"{image}.png", DOCS / "images" / f"{image}.png")
         parts.append(f"![{caption}](images/{image}.png)")
-        parts.append(f"*{caption}.*")
+        text = f"{caption}. "
     notes = table.notes
-    if TABLES.get(name) is cell_table:
-        notes = [*(note for note in notes if not note.startswith("before projection")), CELL_NOTE]
-    parts.append("\n".join(f"- {note}" for note in notes))
-    if name in TABLES:
-        parts.append(TABLES[name](table))
-    elif len(table.entries) <= MAX_TABLE_ROWS:
-        columns = [column for column in table.columns if column not in OMITTED_COLUMNS]
-        shorter = table._replace(columns=columns, notes=[]).to_markdown()
-        parts.append(shorter.split("\n", 2)[2].strip())
-    (DOCS / "data" / f"{name}.csv").write_text(table.to_csv())
-    parts.append(f"All numbers: [{name}.csv](data/{name}.csv).")
-    return "\n\n".join(parts)
+    if TABLES[name] is cell_table:
+        notes = [*(note for note in notes if not note.startswith(OMITTED_NOTES)), CELL_NOTE]
+    text += f"`fedsieve reproduce {name} --scale {results.read_plan(folder)['scale']}`: {'; '.join(notes)}. "
+    text += f"All numbers: [{name}.csv](data/{name}.csv)."
+    parts.append(fill(text, MAX_LINE_LENGTH, break_long_words=False, break_on_hyphens=False))
+    return "\n\n".join([*parts, TABLES[name](table)])
+
+
+def figure_row(name: str, notes: Sequence[str]) -> str:
+    """Return the row of a study in the table of figures."""
+    image, caption = IMAGES[name]
+    runs = "; ".join(notes).replace("|", "/")
+    return f"| `{name}` | [{caption}](images/{image}.png) | {runs} | [{name}.csv](data/{name}.csv) |"
 
 
 def overview_table(table: StudyTable) -> str:
@@ -184,7 +202,7 @@ def cell_table(table: StudyTable) -> str:
 
 
 TABLES = {"table-1": cell_table, "table-2": cell_table, "communication": overview_table, "ablation": ablation_table}
-"""Studies with a table of their own form."""
+"""Studies with a section on the page; others with a figure have a row in the table of figures. All numbers are files in docs/data."""
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))

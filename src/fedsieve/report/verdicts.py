@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from math import inf
+from textwrap import fill
 from typing import Any, NamedTuple
 
 from fedsieve.studies.results import paired_difference
@@ -129,7 +130,7 @@ def verdict_table(document: Mapping[str, Any]) -> str:
     for verdict in read_verdicts(document):
         cells = (f"{verdict.number}. {verdict.claim}", verdict.recipe, f"**{verdict.verdict}**", count_checks(verdict), deciding(verdict))
         lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
-    return "\n".join([*lines, "", describe_document(document)])
+    return "\n".join([*lines, "", fill(describe_document(document), 120)])
 
 
 def describe_document(document: Mapping[str, Any]) -> str:
