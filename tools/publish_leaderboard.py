@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
+from textwrap import fill
 
 from fedsieve.formatting import format_bytes
 from fedsieve.report import tables
@@ -76,7 +77,7 @@ def insert_table(page: str, rows: Sequence[Mapping[str, str]]) -> str:
     )
     measured = {(row["task"], row["factor"]) for row in rows}
     missing = "; ".join(" ".join(cell) for cell in all_cells() if cell not in measured)
-    remark = f"\nNot measured with this version: {missing}.\n" if missing else ""
+    remark = f"\n{fill(f'Not measured with this version: {missing}.', 120)}\n" if missing else ""
     return before + BEGIN + table + remark + END + rest.split(END)[1]
 
 
