@@ -13,7 +13,7 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 
 
 def blocks(page, language):
-    """What stands in a page's fences of one language."""
+    """Return the code blocks of one language on a page."""
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / page).read_text(), flags=re.DOTALL)
 
 
@@ -72,7 +72,7 @@ for kind, text in {steps!r}:
 
 
 def test_every_command_of_the_first_page_works_and_so_does_the_python_of_the_others(tmp_path):
-    """In a process of its own, where shapes are not checked: this is the speed a user meets."""
+    """In a process of its own, where shapes are not checked, at the speed that users see."""
     steps = re.findall(r"```(sh|python)\n(.*?)```", (ROOT / "docs" / "start.md").read_text(), flags=re.DOTALL)
     assert sum(kind == "sh" for kind, _ in steps) >= 6
     (nets, load, objective), (own,), (read,) = blocks("module.md", "python"), blocks("data.md", "python"), blocks("use.md", "python")
@@ -91,7 +91,7 @@ def test_every_command_of_the_first_page_works_and_so_does_the_python_of_the_oth
     ):
         assert text in done.stdout
     assert "accuracy 0.9" in done.stderr
-    assert (tmp_path / "said.csv").read_text().startswith("prediction,probability\n")
+    assert (tmp_path / "predictions.csv").read_text().startswith("prediction,probability\n")
 
 
 def test_every_test_the_reliability_page_names_exists():
