@@ -24,7 +24,6 @@ from fedsieve.core.aggregation import (
 )
 from fedsieve.core.batches import BatchSampling
 from fedsieve.core.budgets import Budget, BudgetRule
-from fedsieve.core.gates import LOG_ALPHA_LIMIT
 from fedsieve.core.optimizers import Moments, Optimizer, StepRule
 from fedsieve.core.packets import GATE_FIELDS, Packet, SparseVector, sparse_packet, zero_packet
 from fedsieve.core.private_mean import GaussianMechanism, private_mean
@@ -53,6 +52,8 @@ class BaseAlgorithm(Algorithm, ABC):
     initial_density_factor: ClassVar[float] = 6.0
     max_initial_density: ClassVar[float] = 0.3
     """initial density of an annealed schedule: the factor times the target, at most this density (decision H8)"""
+    weight_fields: ClassVar[tuple[str, ...]] = ("theta",)
+    """fields of the server state that hold the weights"""
     recipes: ClassVar[Recipes] = {}
     """other sets of defaults; an algorithm without recipes does not offer the option `recipe`"""
 
@@ -190,11 +191,8 @@ class BaseAlgorithm(Algorithm, ABC):
         return None
 
     def with_parameters(self, server: Any, theta: Float[Tensor, " p"]) -> Any:
-        """Return the server state whose test-time parameters are theta, which has at most m weights: its gates are open on them only."""
-        values = {name: theta for name in ("theta", "weights") if hasattr(server, name)}
-        if hasattr(server, "log_alpha"):
-            values["log_alpha"] = torch.where(theta != 0, LOG_ALPHA_LIMIT, -LOG_ALPHA_LIMIT).to(theta)
-        return server._replace(**values)
+        """Return the server state whose test-time parameters are theta, which has at most m weights."""
+        return server._replace(**dict.fromkeys(self.weight_fields, theta))
 
     # Schedules and budgets
 

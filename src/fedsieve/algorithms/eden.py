@@ -47,6 +47,7 @@ class Client(NamedTuple):
 class Eden(BaseAlgorithm):
     """Dense updates of one or two bits per weight, unbiased by a random rotation."""
 
+    weight_fields: ClassVar[tuple[str, ...]] = ("weights",)
     unsupported_options: ClassVar[frozenset[str]] = frozenset({"warmup"})
 
     bits: Literal[32, 16, 8, 4] = 8

@@ -25,6 +25,7 @@ from fedsieve.core.types import Clock, Reply
 class ErrorFeedback(BaseAlgorithm, ABC):
     """Clients send updates; the server keeps what its broadcast left out. The support may change only while searching."""
 
+    weight_fields: ClassVar[tuple[str, ...]] = ("weights",)
     unsupported_options: ClassVar[frozenset[str]] = frozenset({"server_optimizer", "server_momentum"})
     bits: Literal[32, 16, 8, 4] = 4
     """bits per value of broadcasts while searching (afterwards at least 8), and of replies after the search"""

@@ -97,6 +97,7 @@ class FlopsPA(GatedAlgorithm):
     where the paper's inverse is infinite (decision E1).
     """
 
+    weight_fields: ClassVar[tuple[str, ...]] = ("theta", "weights")
     recipes: ClassVar[Recipes] = {Recipe.PAPER: PAPER_RECIPE}
     paper_dual_rate: ClassVar[float] = 0.1
     initial_density_factor: ClassVar[float] = 9.0

@@ -122,6 +122,11 @@ def open_ungated(log_alpha: Float[Tensor, "*k p"], layout: Layout) -> Float[Tens
     return torch.cat((log_alpha[..., : layout.num_gated], fully_open), dim=-1)
 
 
+def open_nonzero(theta: Float[Tensor, "*k p"]) -> Float[Tensor, "*k p"]:
+    """Return log_alpha of gates that are open where theta is not 0, and closed elsewhere."""
+    return torch.where(theta != 0, LOG_ALPHA_LIMIT, -LOG_ALPHA_LIMIT).to(theta)
+
+
 def zero_ungated(log_alpha: Float[Tensor, "*k p"], layout: Layout) -> Float[Tensor, "*k p"]:
     """Return log_alpha with 0 at ungated coordinates: in a message their limit would determine the scale of all levels."""
     if not layout.num_ungated:
@@ -145,6 +150,7 @@ def gate_diagnostics(shape: HardConcrete, server: HasGates, density: float, test
 class GatedAlgorithm(BaseAlgorithm, ABC):
     """theta = theta~ * z with hard concrete gates z (L60, L118-122)."""
 
+    weight_fields: ClassVar[tuple[str, ...]] = ("weights",)
     paper_dual_rate: ClassVar[float]
     """the paper's eta_lambda per exchange, in units of 1/|theta|"""
 
@@ -369,6 +375,10 @@ class GatedAlgorithm(BaseAlgorithm, ABC):
     def unprojected_parameters(self, server: HasGates) -> Float[Tensor, " p"]:
         """Return theta~ times the test-time gate."""
         return server.weights * gates.compute_test_gates(self.shape, server.log_alpha, self.test_gate)
+
+    def with_parameters(self, server: Any, theta: Float[Tensor, " p"]) -> Any:
+        """Return the server state whose test-time parameters are theta: gates are open on its nonzero weights only."""
+        return super().with_parameters(server, theta)._replace(log_alpha=open_nonzero(theta))
 
     def divergence_reason(self, server: HasGates) -> str | None:
         """Return which of the paper's formulas diverged, if it is used as printed."""

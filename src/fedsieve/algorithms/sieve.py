@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from fedsieve.algorithms.error_feedback import ErrorFeedback
-from fedsieve.algorithms.gated import gate_diagnostics, initial_log_alpha, open_ungated
+from fedsieve.algorithms.gated import gate_diagnostics, initial_log_alpha, open_nonzero, open_ungated
 from fedsieve.algorithms.option_rules import require_at_least, require_positive
 from fedsieve.core import budgets, constraint, gates, optimizers, topk
 from fedsieve.core.aggregation import ClientWeighting
@@ -130,15 +130,12 @@ class Sieve(ErrorFeedback):
         weights, log_alpha, layout = client.weights, client.log_alpha, client.layout
         update = weights - client.packet.field_dense("weights", weights.dtype)
         if self.is_searching(clock):
-            num_kept, allowed_bits = (
-                budgets.num_kept(self.message_density(clock), layout.num_gated),
-                CODE_BITS if self.reply_bits == "best" else (self.reply_bits,),
-            )
+            num_kept = budgets.num_kept(self.message_density(clock), layout.num_gated)
+            allowed_bits = CODE_BITS if self.reply_bits == "best" else (self.reply_bits,)
+            min_entries = 1 if layout.groups is None else num_kept
             max_bytes = self.reply_budget * (num_kept + position_bits(num_kept, layout.num_gated) / 8)
             probability = gates.active_probability(self.shape, log_alpha)
-            packet = self.encode_best(
-                "update", update, probability, layout, max_bytes, allowed_bits, draw, 1 if layout.groups is None else num_kept
-            )
+            packet = self.encode_best("update", update, probability, layout, max_bytes, allowed_bits, draw, min_entries)
         else:
             packet = self.encode_on_support(client.packet, update, draw)
         packet.scalars.update(mean_gates(log_alpha, self.support_mask(weights, log_alpha, layout, clock), layout))
@@ -174,6 +171,10 @@ class Sieve(ErrorFeedback):
     def unprojected_parameters(self, server: Server) -> Float[Tensor, " p"]:
         """Return theta~ z, with the test-time gate z."""
         return server.weights * self.test_gates(server)
+
+    def with_parameters(self, server: Server, theta: Float[Tensor, " p"]) -> Server:
+        """Return the server state whose test-time parameters are theta: gates are open on its nonzero weights only."""
+        return super().with_parameters(server, theta)._replace(log_alpha=open_nonzero(theta))
 
     def test_gates(self, server: Server) -> Float[Tensor, " p"]:
         """Return the gates of the model: those at test time if they are learned, else open, as in local steps."""

@@ -10,9 +10,11 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor
 
+from fedsieve.core.aggregation import Aggregator
 from fedsieve.core.batches import BatchSampling, IndexedRows, SparseBatch
 from fedsieve.core.optimizers import StepRule
 from fedsieve.core.packets import Packet, SparseVector, concatenate
+from fedsieve.core.private_mean import GaussianMechanism
 from fedsieve.core.random import Draw
 
 
@@ -339,6 +341,26 @@ class EngineSupport:
     """why a local step cannot be restricted to the features of a batch, so that sparse examples are refused; None if it can"""
     memory: MemorySupport | None = None
     """what clients keep between their rounds; None: nothing"""
+
+
+@runtime_checkable
+class AggregationOptions(Protocol):
+    """Options of an algorithm whose aggregate may be private or robust; an algorithm without them has the weighted mean."""
+
+    @property
+    def privacy(self) -> GaussianMechanism | None:
+        """Clipping and noise; None: no privacy."""
+        ...
+
+    @property
+    def aggregator(self) -> Aggregator:
+        """How client updates are aggregated."""
+        ...
+
+    @property
+    def max_malicious_fraction(self) -> float:
+        """The fraction of a cohort that may be malicious."""
+        ...
 
 
 @runtime_checkable

@@ -5,7 +5,7 @@ differ from the broadcast. Constant buffers are never sent.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import torch
 from jaxtyping import Float
@@ -16,7 +16,7 @@ from fedsieve.core.packets import Packet
 from fedsieve.core.random import server_sampler
 from fedsieve.core.reply_validation import MAX_MAGNITUDE
 from fedsieve.core.robust_aggregation import robust_aggregate
-from fedsieve.core.types import BufferedObjective, ExchangeResult, Objective, Reply
+from fedsieve.core.types import AggregationOptions, Algorithm, BufferedObjective, ExchangeResult, Objective, Reply
 
 
 def has_buffers(objective: Objective) -> TypeGuard[BufferedObjective]:
@@ -100,15 +100,15 @@ class BufferState(NamedTuple):
                 return f"its buffer {names[number]} is a negative variance"
         return None
 
-    def aggregate(self, algorithm: Any, replies: Sequence[Reply]) -> "BufferState":
+    def aggregate(self, algorithm: Algorithm, replies: Sequence[Reply]) -> "BufferState":
         """Return the state after the replies: averaged by examples, or by the aggregator of the algorithm."""
         if not replies:
             return self
         rows = torch.stack([apply_changes(self.objective, self.values, reply.packet.buffers) for reply in replies])
         weights = client_weights(tuple(reply.num_examples for reply in replies), ClientWeighting.EXAMPLES, rows.dtype, rows.device)
-        if (aggregator := getattr(algorithm, "aggregator", Aggregator.WEIGHTED)) is Aggregator.WEIGHTED:
+        if not isinstance(algorithm, AggregationOptions) or algorithm.aggregator is Aggregator.WEIGHTED:
             return self._replace(values=self.objective.average_buffers(rows, weights))
-        update = robust_aggregate({"buffers": rows - self.values}, weights, aggregator, algorithm.max_malicious_fraction)
+        update = robust_aggregate({"buffers": rows - self.values}, weights, algorithm.aggregator, algorithm.max_malicious_fraction)
         return self._replace(values=self.values + update["buffers"])
 
 

@@ -11,7 +11,17 @@ from fedsieve.core.budgets import floor_of_decimal
 from fedsieve.core.packets import Packet, seed_packet
 from fedsieve.core.random import Draw, derive_key, generator, secret_sampler, secret_words, server_sampler
 from fedsieve.core.reply_validation import ReplyLimits, validate_replies
-from fedsieve.core.types import Algorithm, ClientMemories, ClientMemory, Clock, Exchange, MemorySupport, Objective, Traffic
+from fedsieve.core.types import (
+    AggregationOptions,
+    Algorithm,
+    ClientMemories,
+    ClientMemory,
+    Clock,
+    Exchange,
+    MemorySupport,
+    Objective,
+    Traffic,
+)
 from fedsieve.runtime.buffers import BufferState
 
 
@@ -106,7 +116,7 @@ def train(
     An algorithm with differential privacy needs the server's `secret`, from which noise and cohorts are drawn. Then no seed is sent, and a
     round without replies adds its noise: what the server does depends only on what it released.
     """
-    is_private = getattr(algorithm, "privacy", None) is not None
+    is_private = isinstance(algorithm, AggregationOptions) and algorithm.privacy is not None
     if is_private != (secret is not None):
         raise ValueError(
             "differential privacy draws its noise from a secret of the server: train needs both `secret` and privacy, or neither"
