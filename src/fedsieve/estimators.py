@@ -118,7 +118,9 @@ class SparseFederatedClassifier(ClassifierMixin, SparseFederated):
             weights = compute_sample_weight(self.class_weight, y)
             sample_weight = weights if sample_weight is None else weights * _check_sample_weight(sample_weight, x)
         self.classes_, self._loss = classes, loss
-        self._train(x, target, loss, 1 if loss is Loss.LOGISTIC else len(classes), groups, sample_weight, rounds=rounds)
+        num_outputs = 1 if loss is Loss.LOGISTIC else len(classes)
+        count_bytes = 4 * num_outputs if self.class_weight == "balanced" else 0
+        self._train(x, target, loss, num_outputs, groups, sample_weight, rounds=rounds, class_count_bytes=count_bytes)
 
     def decision_function(self, X: Any) -> np.ndarray:  # noqa: N803
         """Return logits: (examples,) for two classes, else (examples, classes) or (examples, labels)."""

@@ -168,10 +168,12 @@ class SparseFederated(SelectorMixin, BaseEstimator):
         sample_weight: Any,
         *,
         rounds: int | None = None,
+        class_count_bytes: int = 0,
     ) -> None:
         """Divide the examples among clients, standardize, run the rounds, and store the model in the user's units.
 
-        `rounds` is set by `partial_fit`, which continues from the present model.
+        `rounds` is set by `partial_fit`, which continues from the present model. `class_count_bytes` is what each client sends and receives
+        before the rounds to agree on the weights of classes.
         """
         self._check_parameters()
         resumes = (self.warm_start or rounds is not None) and hasattr(self, "coef_")
@@ -225,8 +227,7 @@ class SparseFederated(SelectorMixin, BaseEstimator):
         self.coef_, self.intercept_ = standardizer.to_original(*objective.unflatten(measured.parameters))
         self.history_, self.n_iter_ = history, rounds_before + num_rounds
         bytes_before = self.standardization_bytes_ if resumes else 0
-        class_counts = 4 * num_outputs if getattr(self, "class_weight", None) == "balanced" else 0
-        self.standardization_bytes_ = bytes_before + (standardizer.bytes_each_way + class_counts) * int((counts > 0).sum())
+        self.standardization_bytes_ = bytes_before + (standardizer.bytes_each_way + class_count_bytes) * int((counts > 0).sum())
         self.bytes_up_, self.bytes_down_ = (
             self.standardization_bytes_ + sum(row[f"bytes_{direction}"] for row in history) for direction in ("up", "down")
         )
