@@ -145,13 +145,13 @@ def test_the_table_says_what_was_kept_found_and_sent(capsys):
 
 
 @pytest.mark.parametrize("rounds", ["1", "40"])
-def test_the_table_says_when_bytes_are_no_argument(rounds, capsys, tmp_path):
+def test_the_table_says_when_messages_are_longer_than_the_examples(rounds, capsys, tmp_path):
     rng = np.random.default_rng(0)
     np.savetxt(tmp_path / "rows.csv", rng.normal(size=(60, 5)), delimiter=",", header="a,b,c,d,y", comments="")
     words = ["--task", "file", "--data.path", str(tmp_path / "rows.csv"), "--federation.clients", "4", "--algorithm.local-steps", "2"]
     assert main(["train", *words, "--density", "0.5", "--rounds", rounds]) == 0
     out = capsys.readouterr().out
-    assert ("beside the data" in out) == (rounds == "40"), out
+    assert ("fewer bytes than the messages" in out) == (rounds == "40"), out
 
 
 def test_a_second_run_never_overwrites_the_first(capsys, tmp_path):
@@ -262,7 +262,7 @@ def test_all_ways_to_write_an_option_are_the_same():
 
 
 @pytest.mark.parametrize("step_rule", ["constant"])
-def test_divergence_is_said_and_what_there_is_is_kept(step_rule, capsys, tmp_path):
+def test_divergence_is_reported_and_finished_rounds_are_kept(step_rule, capsys, tmp_path):
     words = [
         "--algorithm.step-rule",
         step_rule,

@@ -107,7 +107,7 @@ def test_an_interrupted_run_resumes_to_the_same_bits(words, tmp_path, capsys):
     assert breaking_off(3, *words, "--out", "half") == 130
     assert "go on with: fedsieve train --resume half" in capsys.readouterr().err
     assert train("--resume", "half", *(words[-2:] if "--secret-file" in words else ())) == 0
-    assert "3 of 6 rounds are done, going on" in capsys.readouterr().err
+    assert "3 of 6 rounds are done, resuming" in capsys.readouterr().err
     assert left(tmp_path / "half") == left(tmp_path / "whole")
     assert [row["round"] for row in run_directory.read_metrics(tmp_path / "half")] == [1, 2, 3, 4, 5, 6]
     seconds = [row["seconds"] for row in run_directory.read_metrics(tmp_path / "half")]
@@ -220,7 +220,7 @@ def test_a_damaged_checkpoint_is_said_and_the_older_one_used(harm, made, half, c
     path = newest(half)
     path.write_bytes(path.read_bytes()[:-1] if harm is None else harm)
     assert train("--resume", "half", "--quiet") == 0
-    assert f"passed over checkpoint half/checkpoints/{path.name}: damaged" in capsys.readouterr().err
+    assert f"skipped checkpoint half/checkpoints/{path.name}: damaged" in capsys.readouterr().err
     assert left(half) == left(made / "whole")
 
 

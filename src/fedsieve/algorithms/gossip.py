@@ -44,7 +44,7 @@ Nodes = Any
 
 @dataclass(frozen=True)
 class NodeRules(ABC):
-    """How the nodes of one kind of algorithm change."""
+    """How nodes of one kind of algorithm use local steps and messages."""
 
     algorithm: Any
     vector: str = "theta"
@@ -52,7 +52,7 @@ class NodeRules(ABC):
 
     @property
     def settle_fraction(self) -> float | None:
-        """The fraction of the rounds after which nodes agree on one support; None: they never do."""
+        """The fraction of the rounds after which nodes agree on one support; None: never."""
         return self.algorithm.anneal_end
 
     def weights(self, nodes: Nodes) -> Float[Tensor, "n p"]:
@@ -77,13 +77,13 @@ class NodeRules(ABC):
         return self.algorithm.broadcast(nodes, clock, draw)
 
     def encode(self, nodes: Nodes, clock: Clock, draw: Draw) -> tuple[Nodes, Packet, dict[str, Tensor]]:
-        """Return the nodes, their messages, and what these say about each node, by field."""
+        """Return the nodes, their messages, and the decoded messages by field."""
         packet = self.algorithm.broadcast(nodes, clock, draw)
         return nodes, packet, self.algorithm.decode_dense(packet, self.weights(nodes).dtype)
 
     @abstractmethod
     def after_steps(self, nodes: Nodes, start: Packet, client: Any, clock: Clock) -> Nodes:
-        """Return the nodes after local steps that began at `start`."""
+        """Return the nodes after local steps from `start`."""
 
     @abstractmethod
     def mix(self, nodes: Nodes, change: Mapping[str, Tensor], clock: Clock) -> Nodes:
@@ -224,7 +224,7 @@ class SieveRules(NodeRules):
 
     @property
     def settle_fraction(self) -> float | None:
-        """The search."""
+        """Nodes agree when the search ends."""
         return self.algorithm.search_fraction
 
     def after_steps(self, nodes: Nodes, start: Packet, client: Any, clock: Clock) -> Nodes:

@@ -6,7 +6,7 @@
 3. A client keeps the model it received. In its next round it receives what it missed: the list of all U since then, their sum with
    `bits` per value, or the whole model, whichever is shortest.
 
-The top k is taken over all weights, not layer by layer. The model is dense; the one handed back has its m largest weights.
+The top k is taken over all weights, not layer by layer. The model is dense; the trained model has its m largest weights.
 """
 
 from collections.abc import Sequence

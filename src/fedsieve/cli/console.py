@@ -55,7 +55,7 @@ def show_result(run: ResolvedRun, result: dict[str, Any], folder: Path, *, quiet
         "  up, down", f"{format_bytes(result['bytes_up'])}, {format_bytes(result['bytes_down'])}{BYTE_COUNTING_NOTES[run.byte_counting]}"
     )
     if sent > (examples := result.get("bytes_examples", sent)):  # results of earlier versions have no such entry
-        table.add_row("  beside the data", f"bytes are no argument here: all training examples together are {format_bytes(examples)}")
+        table.add_row("  training examples", f"{format_bytes(examples)} in all: fewer bytes than the messages")
     table.add_row(
         "  by the paper's formula", f"{format_bytes(result['bytes_up_paper_formula'])}, {format_bytes(result['bytes_down_paper_formula'])}"
     )
@@ -71,5 +71,5 @@ def show_result(run: ResolvedRun, result: dict[str, Any], folder: Path, *, quiet
 
 def format_replies(result: dict[str, Any]) -> str:
     """Return the numbers of replies, rejections and rounds without replies."""
-    silent = f"; in {result['rounds_without_replies']} rounds nobody answered" if result["rounds_without_replies"] else ""
+    silent = f"; in {result['rounds_without_replies']} rounds no client replied" if result["rounds_without_replies"] else ""
     return f"{result['replied']} of {result['asked']} counted, {result['rejected']} rejected{silent}"

@@ -16,9 +16,9 @@ from fedsieve.formatting import PlainConsole
 
 DESCRIPTION = """Federated learning that keeps only the weights that matter.
 
-Name the density, the fraction of weights that may be non-zero; the model handed back has exactly that many.
+You choose the density, the fraction of weights that may be non-zero. The trained model has exactly that many.
 
-Begin with `fedsieve train`, which needs no option at all, then `fedsieve train --help`.
+Start with `fedsieve train`, which needs no options, then `fedsieve train --help`.
 """
 COMMANDS = {
     "train": ("fedsieve.cli.train", "Train one model with one algorithm; writes a run directory."),
@@ -26,22 +26,22 @@ COMMANDS = {
 }
 """Commands whose options depend on the task and the algorithm: their module and their help text."""
 SIMPLE_COMMANDS = {
-    "demo": ("fedsieve.cli.demo", "Four algorithms on one generated task in under half a minute: one table, one page."),
-    "reproduce": ("fedsieve.cli.reproduce", "Compute a table or figure of the paper and hold it against the paper's numbers and claims."),
+    "demo": ("fedsieve.cli.demo", "Compare four algorithms on one generated task, in under half a minute."),
+    "reproduce": ("fedsieve.cli.reproduce", "Compute a table or figure of the paper and compare it with the paper's numbers and claims."),
     "report": ("fedsieve.cli.report", "Write one HTML page about one or several runs."),
     "watch": ("fedsieve.cli.report", "Serve a run's page on this machine while it trains."),
-    "inspect": ("fedsieve.cli.model", "What a model kept: density per layer, bytes on disk, strongest features, a picture."),
+    "inspect": ("fedsieve.cli.model", "Show what a model kept: density per layer, bytes on disk, strongest features, a picture."),
     "export": ("fedsieve.cli.model", "Write a run's model as a file that other programs read."),
     "predict": ("fedsieve.cli.model", "Predict every row of a file with a run's model."),
-    "doctor": ("fedsieve.cli.doctor", "Versions, data and optional packages on this machine."),
+    "doctor": ("fedsieve.cli.doctor", "Show versions, data and optional packages on this machine."),
 }
 """Commands with fixed options: their module and their help text."""
 GROUPS = {
-    "flower": ("fedsieve.cli.flower", "A Flower app of your own, and a federation to run it in."),
-    "data": ("fedsieve.cli.data", "What data there is, how it falls on clients, where to get it."),
+    "flower": ("fedsieve.cli.flower", "Write a Flower app, and run it on this machine."),
+    "data": ("fedsieve.cli.data", "List, show, fetch and check the data sets."),
 }
 """Groups of commands: their module and their help text."""
-COMPLETION_HELP = """Print what makes a shell complete commands and options.
+COMPLETION_HELP = """Print the script with which a shell completes commands and options.
 
 For bash: `fedsieve completion bash > ~/.local/share/bash-completion/completions/fedsieve`.
 

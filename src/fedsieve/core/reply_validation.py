@@ -21,6 +21,8 @@ MAX_LEVEL = 128
 """Largest level of a scaled coding, with its offset."""
 MAX_GATE_MAGNITUDE = 1.01 * LOG_ALPHA_LIMIT
 """Limit of gates and log_alpha in a message, with 1 % for rounding."""
+CLAIM_REASON = "it claims"
+"""Beginning of the reason if a reply claims too many or too few examples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,22 +55,22 @@ def validate_replies(
         error = _find_error(expected, packet, replies.packet, (len(replies),), replies.num_examples, limits)
         if error is None and not any(_norm_outliers(algorithm, packet, replies, limits.max_norm_ratio, dtype)):
             return result  # all are valid; if not, each is checked alone
-    near: list[Reply] = []
+    valid: list[Reply] = []
     rejected = list(result.rejected)
     expected_clients = set(cohort)
     for reply in replies:
-        error = "it was not asked, or has answered already"
+        error = "it is not in the cohort, or has replied already"
         if reply.client in expected_clients:
             error = _find_error(expected, packet, reply.packet, (), [reply.num_examples], limits)
         expected_clients.discard(reply.client)
         if error is None:
-            near.append(reply)
+            valid.append(reply)
         else:
             rejected.append((reply.client, error))
-    far = _norm_outliers(algorithm, packet, near, limits.max_norm_ratio, dtype)
+    outliers = _norm_outliers(algorithm, packet, valid, limits.max_norm_ratio, dtype)
     reason = f"it moved more than {limits.max_norm_ratio:g} times as far as the cohort's median"
-    rejected += [(reply.client, reason) for reply, is_far in zip(near, far, strict=True) if is_far]
-    return result._replace(replies=[reply for reply, is_far in zip(near, far, strict=True) if not is_far], rejected=rejected)
+    rejected += [(reply.client, reason) for reply, is_outlier in zip(valid, outliers, strict=True) if is_outlier]
+    return result._replace(replies=[reply for reply, is_outlier in zip(valid, outliers, strict=True) if not is_outlier], rejected=rejected)
 
 
 def _norm_outliers(algorithm: Algorithm, packet: Packet, replies: Sequence[Reply], max_norm_ratio: float, dtype: torch.dtype) -> list[bool]:
@@ -114,13 +116,13 @@ def _find_error(
         return f"a gate is outside its limits: log_alpha stays within +-{LOG_ALPHA_LIMIT:g}"
     scales = [values.scale for values in reply.fields.values() if values.scale is not None]
     floats = [values.codes.numpy(force=True) for values in reply.fields.values() if values.scale is None]
-    few = [MAX_LEVEL * scale for tensor in scales for scale in tensor.reshape(-1).tolist()]  # lists are faster than NumPy here
-    few += [number for tensor in reply.scalars.values() for number in tensor.reshape(-1).tolist()]
-    few += [extreme for codes in floats for extreme in (float(codes.min(initial=0)), float(codes.max(initial=0)))]  # NaN if one is
-    if not all(abs(number) <= MAX_MAGNITUDE for number in few):
+    extremes = [MAX_LEVEL * scale for tensor in scales for scale in tensor.reshape(-1).tolist()]  # lists are faster than NumPy here
+    extremes += [number for tensor in reply.scalars.values() for number in tensor.reshape(-1).tolist()]
+    extremes += [extreme for codes in floats for extreme in (float(codes.min(initial=0)), float(codes.max(initial=0)))]  # NaN if one is
+    if not all(abs(number) <= MAX_MAGNITUDE for number in extremes):
         return f"a value is not finite, or above {MAX_MAGNITUDE:g} after decoding"
     if not (min(num_examples) >= 1 and max(num_examples) <= limits.max_claimed_examples):
-        return f"it claims {max(num_examples)} examples; between 1 and {limits.max_claimed_examples} may be claimed"
+        return f"{CLAIM_REASON} {max(num_examples)} examples; between 1 and {limits.max_claimed_examples} may be claimed"
     return None
 
 

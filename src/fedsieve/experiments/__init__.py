@@ -1,1 +1,1 @@
-"""Runs as data: what to do, doing it, and rows on disk."""
+"""Runs: their settings, training, results and comparisons."""

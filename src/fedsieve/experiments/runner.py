@@ -299,12 +299,12 @@ def resume_run(
         simulation.validate()
         done, damaged = load_history(folder, initial_state(run, simulation), run.settings_dict, run.rounds)
         for text in damaged:
-            print(escape_controls(f"note: passed over checkpoint {text}; an older one is used"), file=sys.stderr)
+            print(escape_controls(f"note: skipped checkpoint {text}; an older one is used"), file=sys.stderr)
         about = describe_run(run, simulation)
         if not check_same_data(folder, about) or run.rounds > load_run(folder, trust=run.model).rounds:
             write_settings(folder, run, about)
         if not quiet:
-            print(f"{folder}: {done.state.num_rounds_done} of {run.rounds} rounds are done, going on", file=sys.stderr)
+            print(f"{folder}: {done.state.num_rounds_done} of {run.rounds} rounds are done, resuming", file=sys.stderr)
         interval = checkpoint_interval or CheckpointInterval()
         return continue_run(run, simulation, folder, done, interval, secret, quiet=quiet, tracker=tracker)
 

@@ -24,9 +24,9 @@ CACHE_FLOATS = 800_000
 VECTORS_PER_CLIENT = 8
 """Vectors as long as the model that a local step of one client uses."""
 MIN_SHARED_SECONDS = 0.002
-"""Least time that workers must save in an exchange: ten times what it takes to send them their part and to receive their replies."""
+"""Minimum time that workers must save in an exchange: ten times what it takes to send them their part and to receive their replies."""
 START_SECONDS = 0.2
-"""Least time that workers must save in the whole run: ten times what it takes to start them."""
+"""Minimum time that workers must save in the whole run: ten times what it takes to start them."""
 
 
 class Job(NamedTuple):
@@ -93,7 +93,7 @@ class BatchedEngine:
     def _train_all(
         self, clock: Clock, support: Tensor | None, jobs: list[Job], memories: Mapping[int, ClientMemory]
     ) -> list[TrainedStacks]:
-        """Return what `_train_stacks` returns, computed here or, if that pays, in parts by all workers.
+        """Return what `_train_stacks` returns, computed here or, if that saves time, in parts by all workers.
 
         The second exchange is timed, because the first one loads kernels; the workers are started after it. Which clients form a stack
         does not depend on the number of workers, and neither does any bit of a reply.
@@ -116,7 +116,10 @@ class BatchedEngine:
     def _train_stacks(
         self, clock: Clock, support: Tensor | None, jobs: Sequence[Job], memories: Mapping[int, ClientMemory]
     ) -> TrainedStacks:
-        """Train stacks of clients, those with the same message one after another, unless what they make of it depends on their memory."""
+        """Train stacks of clients, those with the same message one after another.
+
+        With catch-up messages each client is one stack, because the broadcast that it reconstructs depends on its memory.
+        """
         message_id, kept, uplink, stacks = self.context.message_id(clock), dict(memories), Traffic(), []
         for _, group in groupby(jobs, key=lambda job: (id(job.packet), job.clients[0] if self.context.has_catch_up else None)):
             same = list(group)

@@ -13,6 +13,7 @@ from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.algorithms.gated import HasGateDistribution, HasGates
 from fedsieve.core.gates import active_probability
 from fedsieve.core.optimizers import StepRule
+from fedsieve.core.reply_validation import CLAIM_REASON
 from fedsieve.core.types import ClientMemory, Traffic
 from fedsieve.runtime.buffers import append_buffers
 from fedsieve.runtime.failures import LATE_REASON
@@ -91,7 +92,7 @@ def raise_if_diverged(algorithm: BaseAlgorithm, result: RoundResult, parameters:
     diverged = not bool(torch.isfinite(parameters).all()) or float(parameters.abs().amax()) > MAX_ABS_WEIGHT
     is_expected = result.replied or has_malicious_clients or algorithm.privacy is not None  # a private run does not show who replied
     reasons = [] if is_expected else [reason for _, reason in result.rejected if reason != LATE_REASON]
-    if reasons and all("claims" in reason for reason in reasons):
+    if reasons and all(reason.startswith(CLAIM_REASON) for reason in reasons):
         raise DivergedError(f"in round {result.round + 1} every reply was rejected: {reasons[0]}; raise federation.max-claimed-examples")
     if diverged and has_malicious_clients:
         raise DivergedError(

@@ -100,7 +100,7 @@ class Gossip:
         must_settle, number = clock.round == clock.num_rounds - 1 and self.rules.settle_fraction is not None, 0
         while number < self.mixing_steps or (must_settle and not settled.is_common):
             step = self.topology.step(clock.round * self.mixing_steps + number)
-            step = without_nodes(step, absent) if number < self.mixing_steps else step  # the last word reaches everyone
+            step = without_nodes(step, absent) if number < self.mixing_steps else step  # the last messages reach all nodes
             nodes, settled, traffic = self.mix(nodes, settled, step, clock._replace(exchange=number), traffic)
             number += 1
         return where_nodes(present, self.rules.end_round(nodes, clock), nodes), settled, traffic
