@@ -375,7 +375,7 @@ def test_message_gates_are_sampled_or_medians_as_set():
         torch.testing.assert_close(packet.fields["gates"].decode(torch.float64), z.float().double())
 
 
-def test_weights_that_no_message_named_are_alike_only_if_messages_contain_log_alpha():
+def test_weights_in_no_message_are_equal_only_if_messages_contain_log_alpha():
     assert replace(PLAIN, gate_encoding=GateEncoding.LOG_ALPHA).engine_support.unseen_weights_are_equal
     assert not PLAIN.engine_support.unseen_weights_are_equal
     assert PLAIN.engine_support.fused_step is not None

@@ -218,7 +218,7 @@ def test_a_formula_that_diverges_is_named_in_one_line(words, formula, capsys, tm
 
 
 @pytest.mark.usefixtures("few_test_rows")
-def test_a_formula_that_cannot_run_as_printed_is_said_so(capsys, tmp_path, monkeypatch):
+def test_a_formula_that_cannot_run_as_printed_is_reported(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, lines = lines_of(capsys, "--algorithm", "flops-pa", "--rounds", "2")
     assert code == 0

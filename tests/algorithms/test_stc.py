@@ -65,7 +65,7 @@ def trained(num_rounds=6, **options):
 
 
 @pytest.mark.parametrize("first_round", [-1, 0, 2, 5, 6])
-def test_the_missed_updates_lead_from_an_old_model_to_the_newest(first_round):
+def test_missed_updates_turn_an_old_model_into_the_newest(first_round):
     algorithm, server, models = trained()
     messages = algorithm.missed_updates(server, first_round, SERVER_DRAW)
     old = models[max(first_round, 0)]

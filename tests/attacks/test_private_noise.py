@@ -97,7 +97,7 @@ def test_no_private_broadcast_is_a_seed_and_cohorts_do_not_follow_from_it():
     assert all(len(set(cohort)) == 10 for cohort in by_secret)
 
 
-def test_a_private_run_repeats_for_whoever_holds_the_secret_and_for_nobody_else():
+def test_a_private_run_repeats_only_with_its_secret():
     run = private_run("sieve", rounds=2)
     first, again, other = (train_run(run, secret)[-1].parameters for secret in (SECRET, SECRET, bytes(32)))
     assert torch.equal(first, again) and not torch.equal(first, other)

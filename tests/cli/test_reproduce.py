@@ -166,7 +166,7 @@ def test_a_miss_is_marked_and_a_failed_run_is_shown():
     assert entry["verdict"] == "reached" and round(entry["difference"], 3) == 0.011
 
 
-def test_a_narrow_terminal_leaves_out_details_and_says_so_a_wide_one_nothing():
+def test_a_narrow_terminal_omits_columns_and_names_them():
     table = tables.study_table("table-1", "about", "short", cells("flops", "recommended", 0.92))
     narrow, wide = table.to_rich(80), table.to_rich(400)
     shown = [column.header for column in narrow.columns]

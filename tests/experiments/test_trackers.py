@@ -116,7 +116,7 @@ def test_mlflow_gets_settings_and_rounds(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("tracker", Tracker)
-def test_a_missing_tracker_is_said_before_anything_is_written(tracker, capsys, tmp_path, monkeypatch):
+def test_a_missing_tracker_is_reported_before_anything_is_written(tracker, capsys, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, tracker.value, None)
     monkeypatch.delitem(sys.modules, "tensorboard.backend", raising=False)
     assert main(["train", *QUICK, "--tracker", tracker]) == 2

@@ -34,6 +34,6 @@ def test_the_table_of_results_is_part_of_the_results_page():
     assert len(rows) > 5 and all(row in page for row in rows), "run tools/publish_results.py"
 
 
-def test_links_lead_somewhere():
+def test_links_have_existing_targets():
     for target in re.findall(r"\]\(([^)#:]+)\)", README):
         assert (Path(__file__).parents[2] / target).exists(), target

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from fedsieve.report import claims, verdicts
-from fedsieve.report.verdicts import judge, make_verdict
+from fedsieve.report.verdicts import make_check, make_verdict
 from helpers.rows import cells, row
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def judged(number, recipe="recommended", **studies):
+def verdict_of(number, recipe="recommended", **studies):
     """The verdict on one claim under one recipe."""
     found = claims.evaluate_claims({name.replace("_", "-"): rows for name, rows in studies.items()})
     return next(verdict for verdict in found if (verdict.number, verdict.recipe) == (number, recipe))
@@ -33,30 +33,30 @@ def judged(number, recipe="recommended", **studies):
     ],
 )
 def test_the_interval_decides_and_one_seed_does_not(values, bounds, outcome):
-    assert judge({}, "q", values, **bounds).outcome == outcome
+    assert make_check({}, "q", values, **bounds).outcome == outcome
 
 
 def test_the_interval_is_the_t_interval_of_the_mean():
-    check = judge({}, "q", [1.0, 2.0, 3.0], at_least=0.0)
+    check = make_check({}, "q", [1.0, 2.0, 3.0], at_least=0.0)
     assert check.mean == 2 and check.error == pytest.approx(3**-0.5) and check.interval == pytest.approx(4.302653 * 3**-0.5)
     assert check.num_seeds == 3
 
 
 def test_a_claim_fails_where_its_own_runs_diverge_and_has_no_check_without_runs():
-    assert judge({}, "q", [1.0, 1.1], at_least=0.0, unfinished="1 of 3 runs diverged").outcome == "does not hold"
-    assert judge({}, "q", [], at_least=0.0) is None
+    assert make_check({}, "q", [1.0, 1.1], at_least=0.0, unfinished="1 of 3 runs diverged").outcome == "does not hold"
+    assert make_check({}, "q", [], at_least=0.0) is None
     flops, base = cells("flops", "recommended", 0.95), cells("fed-iter-ht", "tuned", 0.2)
-    assert judged(52, table_1=flops + base).verdict == "holds"
+    assert verdict_of(52, table_1=flops + base).verdict == "holds"
     flops[0] |= {"state": "diverged", "values": {}}
-    verdict = judged(52, table_1=flops + base)
+    verdict = verdict_of(52, table_1=flops + base)
     assert verdict.verdict == "does not hold" and "1 of 3 runs diverged" in verdict.checks[0].numbers
     base[0] |= {"state": "diverged", "values": {}}
-    assert judged(52, table_1=cells("flops", "recommended", 0.95) + base).verdict == "holds"
+    assert verdict_of(52, table_1=cells("flops", "recommended", 0.95) + base).verdict == "holds"
 
 
 def test_a_verdict_is_one_word_or_lists_what_differs():
     good, bad, open_ = (
-        judge({"task": task}, "q", values, at_least=0.0) for task, values in (("lr", [1, 1.1]), ("lg", [-1, -1.1]), ("mc", [1]))
+        make_check({"task": task}, "q", values, at_least=0.0) for task, values in (("lr", [1, 1.1]), ("lg", [-1, -1.1]), ("mc", [1]))
     )
     assert make_verdict(51, "claim", "paper", [good, good], ("task",)).verdict == "holds"
     assert make_verdict(51, "claim", "paper", [good, bad, open_], ("task",)).verdict == "holds: lr; does not hold: lg; undecided: mc"
@@ -65,16 +65,16 @@ def test_a_verdict_is_one_word_or_lists_what_differs():
     assert make_verdict(51, "claim", "paper", [], ("task",)).verdict == "not evaluated"
 
 
-def test_each_recipe_is_judged_by_its_own_runs():
+def test_each_recipe_is_evaluated_on_its_own_runs():
     rows = cells("flops", "recommended", 0.95) + cells("flops", "as published", 0.1) + cells("fed-iter-ht", "tuned", 0.2, spread=0.0)
-    assert judged(52, table_1=rows).verdict == "holds"
-    assert judged(52, "paper", table_1=rows).verdict == "does not hold"
-    assert judged(52).verdict == "not evaluated"
+    assert verdict_of(52, table_1=rows).verdict == "holds"
+    assert verdict_of(52, "paper", table_1=rows).verdict == "does not hold"
+    assert verdict_of(52).verdict == "not evaluated"
 
 
 def test_a_claim_that_depends_on_the_baseline_says_on_which():
     rows = cells("flops", "recommended", 0.95) + cells("fed-iter-ht", "as published", 0.2) + cells("fed-iter-ht", "tuned", 0.96, spread=0.0)
-    assert judged(52, table_1=rows).verdict == "holds: as published lr; does not hold: tuned lr"
+    assert verdict_of(52, table_1=rows).verdict == "holds: as published lr; does not hold: tuned lr"
 
 
 def dense_rows(algorithm, setting, value, expected=0.05, opened=0.05, dense=0.0):
@@ -84,14 +84,14 @@ def dense_rows(algorithm, setting, value, expected=0.05, opened=0.05, dense=0.0)
 
 
 @pytest.mark.parametrize(("algorithm", "dense"), [("flops", "fed-sgd"), ("flops-pa", "fed-avg")])
-def test_the_density_is_judged_for_both_algorithms_against_the_dense_model(algorithm, dense):
+def test_the_density_of_both_algorithms_is_compared_with_the_dense_model(algorithm, dense):
     base = dense_rows(dense, "tuned", 0.5, dense=0.96)
-    assert judged(51, heterogeneity=base + dense_rows(algorithm, "recommended", 0.95)).verdict == "holds"
-    lossy = judged(51, heterogeneity=base + dense_rows(algorithm, "recommended", 0.90))
+    assert verdict_of(51, heterogeneity=base + dense_rows(algorithm, "recommended", 0.95)).verdict == "holds"
+    lossy = verdict_of(51, heterogeneity=base + dense_rows(algorithm, "recommended", 0.90))
     assert [check.case["what"] for check in lossy.checks if check.outcome != "holds"] == ["little loss"]
-    open_gates = judged(51, heterogeneity=base + dense_rows(algorithm, "recommended", 0.95, opened=1.0))
+    open_gates = verdict_of(51, heterogeneity=base + dense_rows(algorithm, "recommended", 0.95, opened=1.0))
     assert [check.case["what"] for check in open_gates.checks if check.outcome != "holds"] == ["test-time density"]
-    idle = judged(51, heterogeneity=base + dense_rows(algorithm, "recommended", 0.95, expected=0.47))
+    idle = verdict_of(51, heterogeneity=base + dense_rows(algorithm, "recommended", 0.95, expected=0.47))
     assert [check.case["what"] for check in idle.checks if check.outcome != "holds"] == ["expected density"]
 
 
@@ -103,12 +103,12 @@ def gate_rows(last, **label):
 
 def test_gates_must_fall_to_their_target_with_and_without_scaling():
     scaled = gate_rows(0.05, setting="recommended")
-    assert judged(54, gates=scaled).verdict == "holds"
-    assert judged(54, gates=gate_rows(0.06, setting="recommended")).verdict == "does not hold"
+    assert verdict_of(54, gates=scaled).verdict == "holds"
+    assert verdict_of(54, gates=gate_rows(0.06, setting="recommended")).verdict == "does not hold"
     alone = gate_rows(0.98, variant="recommended dual", start="dense")
-    both = judged(54, gates=scaled, constraint=alone + gate_rows(0.05, variant="recommended dual", start="sparse"))
+    both = verdict_of(54, gates=scaled, constraint=alone + gate_rows(0.05, variant="recommended dual", start="sparse"))
     assert both.verdict == "holds: on lr; does not hold: off lr"
-    assert judged(54, "paper", constraint=gate_rows(0.05, variant="recipe paper", start="dense")).verdict == "holds"
+    assert verdict_of(54, "paper", constraint=gate_rows(0.05, variant="recipe paper", start="dense")).verdict == "holds"
 
 
 def overlap_rows(algorithm, setting, steps):
@@ -119,17 +119,18 @@ def overlap_rows(algorithm, setting, steps):
     return [row({"task": "lr", "algorithm": algorithm, "setting": setting}, seed, trace={"overlap": overlap}) for seed in (0, 1)]
 
 
-def test_overlap_must_fall_and_recover_while_fed_iter_ht_goes_on_changing():
+def test_overlap_must_fall_and_recover_while_fed_iter_ht_keeps_changing():
     phases = overlap_rows("flops", "recommended", [1, 1, 0.6, 0.7, 0.9, 1, 1, 1])
-    assert judged(55, iou=phases).verdict == "holds"
-    assert judged(55, iou=overlap_rows("flops", "recommended", [1] * 8)).verdict == "does not hold"
-    assert judged(55, iou=overlap_rows("flops", "recommended", [1, 1, 0.6, 0.7, 0.9, 0.7, 0.8, 0.8])).verdict == "does not hold"
+    assert verdict_of(55, iou=phases).verdict == "holds"
+    assert verdict_of(55, iou=overlap_rows("flops", "recommended", [1] * 8)).verdict == "does not hold"
+    assert verdict_of(55, iou=overlap_rows("flops", "recommended", [1, 1, 0.6, 0.7, 0.9, 0.7, 0.8, 0.8])).verdict == "does not hold"
     moving, still = (overlap_rows("fed-iter-ht", "tuned", [0.5] * 7 + [last]) for last in (0.9, 1.0))
-    assert judged(55, iou=phases + moving).verdict == "holds"
+    assert verdict_of(55, iou=phases + moving).verdict == "holds"
     assert (
-        judged(55, iou=phases + overlap_rows("fed-iter-ht", "tuned", [1.0] * 8)).verdict == "holds: flops; does not hold: fed-iter-ht tuned"
+        verdict_of(55, iou=phases + overlap_rows("fed-iter-ht", "tuned", [1.0] * 8)).verdict
+        == "holds: flops; does not hold: fed-iter-ht tuned"
     )
-    assert judged(55, "paper", iou=phases + still).verdict == "not evaluated"
+    assert verdict_of(55, "paper", iou=phases + still).verdict == "not evaluated"
 
 
 def sent(method, setting, quality, count):
@@ -138,16 +139,16 @@ def sent(method, setting, quality, count):
     return [row(label, seed, metric="accuracy", r2=quality + 0.001 * seed, bytes=sizes) for seed in (0, 1, 2)]
 
 
-def test_accuracy_and_bytes_of_pa_are_judged_by_their_intervals():
+def test_accuracy_and_bytes_of_pa_are_compared_by_their_intervals():
     others = sent("fed-avg", "tuned", 0.951, 4000) + sent("fed-iter-ht", "tuned", 0.9, 100)
-    assert judged(56, communication=others + sent("flops-pa", "recommended", 0.95, 200)).verdict == "holds"
-    worse = judged(56, communication=others + sent("flops-pa", "recommended", 0.90, 200))
+    assert verdict_of(56, communication=others + sent("flops-pa", "recommended", 0.95, 200)).verdict == "holds"
+    worse = verdict_of(56, communication=others + sent("flops-pa", "recommended", 0.90, 200))
     assert worse.groups == {"as accurate mc": "does not hold", "far fewer bytes mc": "holds", "twice FedIter-HT mc": "holds"}
-    large = judged(56, communication=others + sent("flops-pa", "recommended", 0.95, 900))
+    large = verdict_of(56, communication=others + sent("flops-pa", "recommended", 0.95, 900))
     assert {name for name, outcome in large.groups.items() if outcome != "holds"} == {"far fewer bytes mc", "twice FedIter-HT mc"}
     noisy = sent("flops-pa", "recommended", 0.95, 200)
     noisy[0]["values"]["value"] = 0.8
-    assert judged(56, communication=others + noisy).groups["as accurate mc"] == "undecided"
+    assert verdict_of(56, communication=others + noisy).groups["as accurate mc"] == "undecided"
 
 
 def curve_rows(method, setting, skew, first, seeds=(0, 1, 2)):
@@ -163,13 +164,13 @@ def test_rounds_are_compared_by_seed_and_a_diverged_run_never_arrives():
         parts += tuple(("fed-iter-ht", "tuned", skew, iter_ht) for skew in ("iid", "non-iid"))
         return [entry for part in parts for entry in curve_rows(*part)]
 
-    assert judged(57, convergence=rows(3, 3, 8)).verdict == "holds"
-    assert judged(57, convergence=rows(3, 3, 2)).groups == {"faster tuned": "does not hold", "as fast under heterogeneity": "holds"}
-    assert judged(57, convergence=rows(3, 6, 8)).groups["as fast under heterogeneity"] == "does not hold"
+    assert verdict_of(57, convergence=rows(3, 3, 8)).verdict == "holds"
+    assert verdict_of(57, convergence=rows(3, 3, 2)).groups == {"faster tuned": "does not hold", "as fast under heterogeneity": "holds"}
+    assert verdict_of(57, convergence=rows(3, 6, 8)).groups["as fast under heterogeneity"] == "does not hold"
     broken = rows(3, 3, 8)
     for entry in broken[3:6]:
         entry |= {"state": "diverged", "curves": {}, "values": {}}
-    assert judged(57, convergence=broken).groups["faster tuned"] == "does not hold"
+    assert verdict_of(57, convergence=broken).groups["faster tuned"] == "does not hold"
 
 
 def sweep_rows(values, rule="polyak", spread=0.001):
@@ -182,11 +183,11 @@ def sweep_rows(values, rule="polyak", spread=0.001):
 
 
 def test_the_range_of_rates_ends_at_the_first_failure():
-    assert judged(58, learning_rates=sweep_rows({0.1: 0.93, 0.3: 0.95, 1.0: 0.94})).verdict == "holds"
-    assert judged(58, learning_rates=sweep_rows({0.1: 0.93, 0.3: None, 1.0: 0.94})).verdict == "does not hold"
-    assert judged(58, learning_rates=sweep_rows({0.1: 0.85, 0.3: 0.95, 1.0: 0.94})).verdict == "does not hold"
-    assert judged(58, learning_rates=sweep_rows({0.1: 0.905, 0.3: 0.95, 1.0: 0.94}, spread=0.05)).verdict == "undecided"
-    assert judged(58, "paper", learning_rates=sweep_rows({0.1: None, 1.0: 0.2}, "constant")).verdict == "does not hold"
+    assert verdict_of(58, learning_rates=sweep_rows({0.1: 0.93, 0.3: 0.95, 1.0: 0.94})).verdict == "holds"
+    assert verdict_of(58, learning_rates=sweep_rows({0.1: 0.93, 0.3: None, 1.0: 0.94})).verdict == "does not hold"
+    assert verdict_of(58, learning_rates=sweep_rows({0.1: 0.85, 0.3: 0.95, 1.0: 0.94})).verdict == "does not hold"
+    assert verdict_of(58, learning_rates=sweep_rows({0.1: 0.905, 0.3: 0.95, 1.0: 0.94}, spread=0.05)).verdict == "undecided"
+    assert verdict_of(58, "paper", learning_rates=sweep_rows({0.1: None, 1.0: 0.2}, "constant")).verdict == "does not hold"
 
 
 def test_every_start_is_compared_with_the_best_one():
@@ -194,14 +195,14 @@ def test_every_start_is_compared_with_the_best_one():
         label = {"task": "lr", "algorithm": "flops", "setting": "recommended", "prune start": 0.5} | label
         return [row(label, seed, r2=value + 0.001 * seed) for seed in (0, 1)]
 
-    assert judged(59, starts=start(0.945, start=0.2) + start(0.95, start=0.95)).verdict == "holds"
-    assert judged(59, starts=start(0.6, start=0.2) + start(0.95, start=0.95)).verdict == "holds: flops 0.95; does not hold: flops 0.2"
+    assert verdict_of(59, starts=start(0.945, start=0.2) + start(0.95, start=0.95)).verdict == "holds"
+    assert verdict_of(59, starts=start(0.6, start=0.2) + start(0.95, start=0.95)).verdict == "holds: flops 0.95; does not hold: flops 0.2"
 
 
 def test_a_sparse_model_beats_a_dense_one_on_sparse_truth():
     rows = cells("flops", "recommended", 0.95) + cells("flops", "recommended", 0.85, target=0.95)
-    assert judged(53, table_1=rows).verdict == "holds"
-    assert judged(53, table_1=cells("flops", "recommended", 0.84) + rows[3:]).verdict == "does not hold"
+    assert verdict_of(53, table_1=rows).verdict == "holds"
+    assert verdict_of(53, table_1=cells("flops", "recommended", 0.84) + rows[3:]).verdict == "does not hold"
 
 
 def test_values_are_paired_by_seed_over_finished_runs_that_have_them():
@@ -216,9 +217,9 @@ def test_values_are_paired_by_seed_over_finished_runs_that_have_them():
 def test_unfinished_runs_of_the_other_algorithm_are_noted():
     base = cells("fed-iter-ht", "tuned", 0.2)
     base[0] |= {"state": "diverged", "values": {}}
-    (check,) = judged(52, table_1=cells("flops", "recommended", 0.95) + base).checks
+    (check,) = verdict_of(52, table_1=cells("flops", "recommended", 0.95) + base).checks
     assert "of the other 1 of 3 runs diverged" in check.numbers
-    (check,) = judged(52, table_1=cells("flops", "recommended", 0.95) + base[1:]).checks
+    (check,) = verdict_of(52, table_1=cells("flops", "recommended", 0.95) + base[1:]).checks
     assert "of the other" not in check.numbers
 
 
@@ -227,7 +228,7 @@ def test_a_claim_is_not_evaluated_if_no_run_of_the_other_algorithm_finished():
         [entry | {"state": "diverged", "values": {}} for entry in cells(*cell)]
         for cell in (("flops", "recommended", 0.95), ("fed-iter-ht", "tuned", 0.2))
     )
-    assert judged(52, table_1=mine + base).verdict == "not evaluated"
+    assert verdict_of(52, table_1=mine + base).verdict == "not evaluated"
 
 
 def test_phases_are_the_quarters_of_the_path_along_the_diagonal():
@@ -239,7 +240,7 @@ def test_phases_are_the_quarters_of_the_path_along_the_diagonal():
 
 def test_a_fall_of_three_hundredths_is_active_and_one_of_one_hundredth_is_not():
     for lowest, verdict in ((0.97, "holds"), (0.99, "does not hold")):
-        assert judged(55, iou=overlap_rows("flops", "recommended", [1, 1, lowest, lowest, 1, 1, 1, 1])).verdict == verdict
+        assert verdict_of(55, iou=overlap_rows("flops", "recommended", [1, 1, lowest, lowest, 1, 1, 1, 1])).verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -254,7 +255,7 @@ def test_a_fall_of_three_hundredths_is_active_and_one_of_one_hundredth_is_not():
 )
 def test_accurate_is_within_a_hundredth_fewer_is_a_fifth_and_twice_is_within_a_tenth(quality, count, failing):
     others = sent("fed-avg", "tuned", 0.951, 4000) + sent("fed-iter-ht", "tuned", 0.9, 100)
-    verdict = judged(56, communication=others + sent("flops-pa", "recommended", quality, count))
+    verdict = verdict_of(56, communication=others + sent("flops-pa", "recommended", quality, count))
     assert {name for name, outcome in verdict.groups.items() if outcome != "holds"} == failing
     assert "accuracy minus FedAvg's" in {check.quantity for check in verdict.checks}
 
@@ -278,9 +279,9 @@ def test_rounds_are_counted_to_nine_tenths_of_the_best_possible_value():
 
 def test_a_rate_that_loses_seven_hundredths_ends_the_range():
     for value, verdict in ((0.91, "holds"), (0.88, "does not hold")):
-        assert judged(58, learning_rates=sweep_rows({0.1: value, 0.3: 0.95, 1.0: 0.94})).verdict == verdict
+        assert verdict_of(58, learning_rates=sweep_rows({0.1: value, 0.3: 0.95, 1.0: 0.94})).verdict == verdict
     wide = sweep_rows({0.01: 0.95, 0.1: 0.95, 0.3: 0.2, 1.0: 0.95, 3.0: 0.951})
-    assert judged(58, learning_rates=wide).verdict == "does not hold"  # from 1 to 3 only
+    assert verdict_of(58, learning_rates=wide).verdict == "does not hold"  # from 1 to 3 only
 
 
 def test_a_start_that_loses_more_than_a_hundredth_is_not_the_same_result():
@@ -290,10 +291,10 @@ def test_a_start_that_loses_more_than_a_hundredth_is_not_the_same_result():
 
     for value, verdict in ((0.942, "holds"), (0.935, "holds: flops-pa 0.95; does not hold: flops-pa 0.2")):
         rows = start(value, "flops-pa", 0.2) + start(0.95, "flops-pa", 0.95)
-        assert judged(59, starts=rows).verdict == verdict
+        assert verdict_of(59, starts=rows).verdict == verdict
     broken = start(0.99, "flops", 0.2)
     broken[0] |= {"state": "diverged", "values": {}}
-    assert judged(59, starts=broken + start(0.95, "flops", 0.95)).verdict == "holds: flops 0.95; does not hold: flops 0.2"
+    assert verdict_of(59, starts=broken + start(0.95, "flops", 0.95)).verdict == "holds: flops 0.95; does not hold: flops 0.2"
 
 
 def complete_studies():

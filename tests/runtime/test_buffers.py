@@ -136,7 +136,7 @@ def test_constant_buffers_are_never_sent():
     assert last.uplink.scalars < 3 * 4 * 60  # three replies; the constants alone have 4000 bytes
 
 
-def test_layers_in_evaluation_mode_and_constants_outside_the_state_dict_are_not_carried():
+def test_layers_in_evaluation_mode_and_constants_outside_the_state_dict_are_not_sent():
     module = Network()
     module.norm.eval()
     module.register_buffer("cache", torch.zeros(3), persistent=False)

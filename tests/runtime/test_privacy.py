@@ -136,7 +136,7 @@ def test_while_polishing_the_noise_of_sieve_stays_on_the_support():
     assert int(moved.sum()) <= 4
 
 
-def test_a_resumed_private_run_goes_on_to_the_same_bits_and_the_same_epsilon():
+def test_a_resumed_private_run_continues_to_the_same_bits_and_epsilon():
     from fedsieve.runtime.evaluation import RunState
 
     run = private_run("sieve")

@@ -96,7 +96,7 @@ def row(name, role, mse, seed=0, state="done"):
     return {"label": label, "seed": seed, "state": state, "curves": curves, "note": None, "reason": "why", "values": {}, "data": None}
 
 
-def test_published_measured_and_both_bytes_stand_in_one_line():
+def test_published_measured_and_both_bytes_are_in_one_line():
     rows = [
         row("Fed-HT, K = 3", THEIRS, 5.5),
         row("Fed-HT, K = 3", THEIRS, 5.7, 1),

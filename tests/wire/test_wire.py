@@ -285,7 +285,7 @@ def ternary_list(num_vectors, count=4, size=500, seed=0):
 
 
 @pytest.mark.parametrize(("num_vectors", "count", "size"), [(1, 4, 500), (7, 30, 500), (3, 9, 9), (200, 1, 2)])
-def test_a_list_of_vectors_is_one_message_and_comes_back(num_vectors, count, size):
+def test_a_list_of_vectors_is_decoded_as_it_was_encoded(num_vectors, count, size):
     packet = ternary_list(num_vectors, count, size)
     message = encode(packet, ADDRESS)
     assert same(decode(message.to_bytes(), ADDRESS, size, accept_lists=True), packet)
@@ -293,7 +293,7 @@ def test_a_list_of_vectors_is_one_message_and_comes_back(num_vectors, count, siz
     assert message.payload == sum(one.payload for one in alone) and message.paper_bytes == 4 * num_vectors * count
 
 
-def test_an_empty_list_comes_back():
+def test_an_empty_list_is_decoded_as_it_was_encoded():
     packet = Packet(
         500,
         torch.zeros((0, 4), dtype=torch.int64),

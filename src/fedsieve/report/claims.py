@@ -5,7 +5,17 @@ from math import inf, log10
 from typing import Any, NamedTuple
 
 from fedsieve.report.tables import DENSITY_TOLERANCE, metric_name
-from fedsieve.report.verdicts import HOLDS, NOT_EVALUATED, UNDECIDED, Check, Verdict, judge, judge_range, make_verdict, to_document
+from fedsieve.report.verdicts import (
+    HOLDS,
+    NOT_EVALUATED,
+    UNDECIDED,
+    Check,
+    Verdict,
+    make_check,
+    make_range_check,
+    make_verdict,
+    to_document,
+)
 from fedsieve.studies import results
 from fedsieve.studies.results import (
     IID,
@@ -59,7 +69,7 @@ def check_difference(
         return []
     note = count_unfinished(base)
     note = f"of the other {note}" if note else ""
-    check = judge(case, quantity, values, at_least=at_least, unfinished=count_unfinished(rows), note=note)
+    check = make_check(case, quantity, values, at_least=at_least, unfinished=count_unfinished(rows), note=note)
     return [check] if check else []
 
 
@@ -70,7 +80,7 @@ def check_densities(case: dict[str, Any], rows: Sequence[Row]) -> list[Check]:
         values = [row["values"][name] / row["density"] - 1 for row in results.done_rows(rows)]
         case, unfinished = case | {"what": title}, count_unfinished(rows)
         quantity, bound = "deviation from the target, relative", DENSITY_TOLERANCE
-        check = judge(case, quantity, values, at_least=-bound, at_most=bound, unfinished=unfinished)
+        check = make_check(case, quantity, values, at_least=-bound, at_most=bound, unfinished=unfinished)
         checks += [check] if check else []
     return checks
 
@@ -130,7 +140,7 @@ def gates_reach_target(studies: Studies, setting: str) -> list[Check]:
             case = {"task": label["task"], "scaling": scaling, "target": label["target"]}
             falls = [row["curves"]["expected_density"][0] - row["values"]["expected_density"] for row in results.done_rows(group)]
             unfinished = count_unfinished(group)
-            check = judge(case | {"what": "falls"}, "first minus last expected density", falls, at_least=0.0, unfinished=unfinished)
+            check = make_check(case | {"what": "falls"}, "first minus last expected density", falls, at_least=0.0, unfinished=unfinished)
             checks += [check] if check else []
             checks += check_densities(case, group)
     return checks
@@ -157,14 +167,14 @@ def iou_phases(studies: Studies, setting: str) -> list[Check]:
     )
     unfinished = count_unfinished(flops)
     checks = [
-        judge({"algorithm": "flops", "what": what}, quantity, values, at_least=bound, unfinished=unfinished)
+        make_check({"algorithm": "flops", "what": what}, quantity, values, at_least=bound, unfinished=unfinished)
         for what, quantity, values, bound in parts
     ]
     if flops:
         for group in results.group_by_label(results.filter_rows(rows, algorithm="fed-iter-ht")):
             values = [overlap_phases(row)["last"] for row in results.done_rows(group)]
             case = {"algorithm": "fed-iter-ht", ITER_HT_SETTING: group[0]["label"]["setting"], "what": "changes until the end"}
-            checks.append(judge(case, "overlap, last quarter", values, at_most=LAST_OVERLAP))
+            checks.append(make_check(case, "overlap, last quarter", values, at_most=LAST_OVERLAP))
     return [check for check in checks if check]
 
 
@@ -189,7 +199,7 @@ def check_bytes(
     """Return the check of a ratio of bytes by the paper's formula; the ratio on the wire is noted."""
     ratios, on_wire = byte_ratios(rows, base, "_paper_formula"), byte_ratios(rows, base)
     note = f"on the wire {sum(on_wire) / len(on_wire):.2f}" if on_wire else ""
-    check = judge(case, quantity, ratios, at_least=bounds[0], at_most=bounds[1], note=note)
+    check = make_check(case, quantity, ratios, at_least=bounds[0], at_most=bounds[1], note=note)
     return [check] if check else []
 
 
@@ -225,16 +235,16 @@ def pa_converges_faster(studies: Studies, setting: str) -> list[Check]:
         for skew in (IID, NON_IID):
             case = {ITER_HT_SETTING: iter_ht_setting, "skew": skew, "what": "faster"}
             values = differences(pa[skew], rounds_by_seed("fed-iter-ht", iter_ht_setting, skew))
-            checks.append(judge(case, "rounds to 90 % of the best possible, minus FedIter-HT's", values, at_most=0.0))
+            checks.append(make_check(case, "rounds to 90 % of the best possible, minus FedIter-HT's", values, at_most=0.0))
     values = differences(pa[NON_IID], pa[IID], 1.2)
-    checks.append(judge({"what": "as fast under heterogeneity"}, "rounds minus 1.2 times those of IID clients", values, at_most=0.0))
+    checks.append(make_check({"what": "as fast under heterogeneity"}, "rounds minus 1.2 times those of IID clients", values, at_most=0.0))
     return [check for check in checks if check]
 
 
 def decades_of_good_rates(groups: Sequence[Sequence[Row]], best: int, accepted: Sequence[str]) -> float:
     """Return log10 of the range of rates around the best one whose loss against it has an accepted outcome."""
     losses = [
-        judge({}, "", paired_values(group, groups[best], "value"), at_least=-RATE_LOSS, unfinished=count_unfinished(group))
+        make_check({}, "", paired_values(group, groups[best], "value"), at_least=-RATE_LOSS, unfinished=count_unfinished(group))
         for group in groups
     ]
     is_good = [check is not None and check.outcome in accepted for check in losses]
@@ -259,11 +269,11 @@ def rates_are_stable(studies: Studies, setting: str) -> list[Check]:
         if best_mean < MIN_WORKING_R2:
             num_failed = sum(mean is None for mean in means)
             note = f"no rate has an R2 of {MIN_WORKING_R2:g}; {num_failed} of {len(means)} rates have runs that did not finish"
-            checks.append(judge({"sweep": sweep}, quantity, [], unfinished=note))
+            checks.append(make_check({"sweep": sweep}, quantity, [], unfinished=note))
             continue
         certain, possible = (decades_of_good_rates(groups, best, accepted) for accepted in ((HOLDS,), (HOLDS, UNDECIDED)))
         note = f"best r2 {best_mean:.3f} at {groups[best][0]['label']['rate']:g}"
-        checks.append(judge_range({"sweep": sweep}, quantity, certain, possible, at_least=RATE_DECADES - 1e-9, note=note))
+        checks.append(make_range_check({"sweep": sweep}, quantity, certain, possible, at_least=RATE_DECADES - 1e-9, note=note))
     return [check for check in checks if check]
 
 
@@ -277,7 +287,7 @@ def starts_work(studies: Studies, setting: str) -> list[Check]:
         for group in groups:
             case = {key: entry for key, entry in group[0]["label"].items() if key not in ("task", "setting")}
             values = paired_values(group, best, "value")
-            check = judge(case, "r2 minus that of the best start", values, at_least=-SAME_RESULT, unfinished=count_unfinished(group))
+            check = make_check(case, "r2 minus that of the best start", values, at_least=-SAME_RESULT, unfinished=count_unfinished(group))
             checks += [check] if check else []
     return checks
 

@@ -48,7 +48,7 @@ class Verdict(NamedTuple):
     checks: list[Check]
 
 
-def judge(
+def make_check(
     case: dict[str, Any],
     quantity: str,
     values: Sequence[float],
@@ -71,7 +71,7 @@ def judge(
     return Check(case, quantity, found["difference"], found["interval"], found["error"], len(values), *bounds, outcome, notes)
 
 
-def judge_range(case: dict[str, Any], quantity: str, certain: float, possible: float, *, at_least: float, note: str) -> Check:
+def make_range_check(case: dict[str, Any], quantity: str, certain: float, possible: float, *, at_least: float, note: str) -> Check:
     """Return a check of a quantity that is between a certain and a possible value, because intervals decided what it includes."""
     outcome = HOLDS if certain >= at_least else FAILS if possible < at_least else UNDECIDED
     return Check(case, quantity, certain, None, None, 0, at_least, None, outcome, f"at most {possible:.2f}; {note}")
