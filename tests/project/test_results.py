@@ -1,0 +1,51 @@
+"""The tables of the results page are those of their data files."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from fedsieve.report.tables import StudyTable
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "results.md").read_text()
+NUMBERS = ("truth", "target", "paper")
+
+
+@pytest.fixture
+def tool(monkeypatch):
+    """The tool that writes the page."""
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    return __import__("publish_results")
+
+
+def read_table(name):
+    """Return the stored table of a study; a mean and its standard deviation are two columns of the file."""
+    rows = list(csv.DictReader((ROOT / "docs" / "data" / f"{name}.csv").read_text().splitlines()))
+    return StudyTable("", [], list(rows[0]), [read_entry(row) for row in rows])
+
+
+def read_entry(row):
+    """Return a row with numbers in place of their text."""
+    number = {column: float(text) if text else None for column, text in row.items() if column in NUMBERS or f"{column} sd" in row}
+    means = {column: {"mean": number[column], "sd": float(row[f"{column} sd"] or 0)} for column in number if f"{column} sd" in row}
+    return {**row, **number, **means}
+
+
+@pytest.mark.parametrize("name", ["communication", "table-1", "table-2", "ablation"])
+def test_a_table_of_the_page_is_that_of_its_data(name, tool):
+    section = PAGE.split(f"<!-- {name} -->")[1].split(f"<!-- /{name} -->")[0]
+    if "Not measured" in section:
+        pytest.skip("not measured with this version yet")
+    assert "\n".join(line for line in section.splitlines() if line.startswith("|")) == tool.TABLES[name](read_table(name))
+
+
+def test_every_figure_has_a_row_or_a_section(tool):
+    for name, (image, _) in tool.IMAGES.items():
+        assert f"<!-- {name} -->" in PAGE or f"| `{name}` |" in PAGE
+        if f"(images/{image}.png)" in PAGE:
+            assert (ROOT / "docs" / "images" / f"{image}.png").exists() and (ROOT / "docs" / "data" / f"{name}.csv").exists()
+
+
+def test_the_page_is_short():
+    assert len(PAGE.splitlines()) <= 200
