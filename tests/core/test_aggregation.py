@@ -5,7 +5,16 @@ import pytest
 import torch
 from scipy import optimize, stats
 
-from fedsieve.core.aggregation import Aggregator, ClientWeighting, client_weights, mean, quantized_mean, riemannian_mean, sparse_mean
+from fedsieve.core.aggregation import (
+    Aggregator,
+    ClientWeighting,
+    client_weights,
+    limit_largest,
+    mean,
+    quantized_mean,
+    riemannian_mean,
+    sparse_mean,
+)
 from fedsieve.core.packets import SparseVector
 from fedsieve.core.quantization import quantize
 from fedsieve.core.robust_aggregation import geometric_median, krum_selection, median, robust_aggregate, trimmed_mean
@@ -51,6 +60,22 @@ def test_the_mean_of_quantized_vectors_is_that_of_the_decoded_ones():
     weights = client_weights(EXAMPLES, ClientWeighting.EXAMPLES, torch.float64)
     field = quantize(vectors(), 8, lambda purpose, size: torch.full((3, size), 0.5, dtype=torch.float64), "x", zero_free=True)
     torch.testing.assert_close(quantized_mean(field, weights), weights @ field.decode(torch.float64))
+
+
+@pytest.mark.parametrize("k", [20, 39, 40])
+def test_of_twenty_sizes_none_exceeds_the_largest_of_the_honest_ones(k):
+    sizes, num_malicious = torch.rand(k, generator=torch.Generator().manual_seed(k)), k // 20
+    for chosen in (range(num_malicious), range(k - num_malicious, k)):
+        attacked = sizes.index_fill(0, torch.tensor(chosen), 1e30)
+        honest = sizes[[i for i in range(k) if i not in chosen]]
+        limited = limit_largest(attacked)
+        assert float(limited.max()) == float(honest.max())
+        assert limited[[i for i in range(k) if i not in chosen]].tolist() == honest.tolist()
+
+
+def test_below_twenty_replies_there_is_no_limit():
+    sizes = torch.rand(19, generator=torch.Generator().manual_seed(0))
+    assert limit_largest(sizes).tolist() == sizes.tolist()
 
 
 def test_the_riemannian_mean_converges_within_its_default_iterations():

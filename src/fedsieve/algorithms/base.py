@@ -17,7 +17,9 @@ from fedsieve.core.aggregation import (
     Aggregator,
     ClientWeighting,
     client_weights,
+    limited_mean,
     mean,
+    num_limited,
     quantized_mean,
     riemannian_mean,
     sparse_mean,
@@ -337,12 +339,13 @@ class BaseAlgorithm(Algorithm, ABC):
         clock: Clock,
         draw: Draw,
         *,
-        gradients: bool = False,
+        limit: bool = True,
     ) -> dict[str, Float[Tensor, " _n"]]:
         """Return the weighted mean of the replies, by field; an entry missing in a reply counts as 0 (L152).
 
-        A robust or private aggregate is the broadcast plus an aggregate of the deltas; there a missing entry is no change. Dense
-        `gradients` are averaged in quantized form.
+        Replies of large cohorts are limited (`limited_mean`), unless `limit` is false or the recipe is the paper's. Dense replies that
+        never are, gradients, are averaged in quantized form. A robust or private aggregate is the broadcast plus an aggregate of the
+        deltas; there a missing entry is no change.
         """
         weights = self.reply_weights(replies, like)
         if self.privacy is not None or self.aggregator is not Aggregator.WEIGHTED:
@@ -359,11 +362,13 @@ class BaseAlgorithm(Algorithm, ABC):
                 name: mean(vectors, weights) if name in GATE_FIELDS else riemannian_mean(vectors, weights)
                 for name, vectors in decoded.items()
             }
-        if gradients and stack is not None:
+        if not limit and stack is not None and stack.support is None:
             return {name: quantized_mean(values, weights) for name, values in stack.fields.items()}
         packets = [reply.packet.unsqueeze() for reply in replies] if stack is None else [stack]
         vectors = [self.decode_sparse(stacked, like.dtype) for stacked in packets]
-        return {name: sparse_mean([part[name] for part in vectors], weights, packet.size) for name in vectors[0]}
+        if not (limit and num_limited(len(replies))) or self.recipe is Recipe.PAPER:
+            return {name: sparse_mean([part[name] for part in vectors], weights, packet.size) for name in vectors[0]}
+        return limited_mean(vectors, self.decode_dense(packet, like.dtype), weights, packet.size)
 
     def server_update(self, moments: Moments, sent: Float[Tensor, " p"], mean: Float[Tensor, " p"]) -> tuple[Float[Tensor, " p"], Moments]:
         """Return the server's step from the broadcast towards the mean; sent - mean is the pseudo-gradient."""

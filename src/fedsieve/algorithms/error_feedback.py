@@ -15,7 +15,7 @@ from torch import Tensor
 from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.algorithms.option_rules import require_fraction, require_positive
 from fedsieve.core import topk
-from fedsieve.core.aggregation import Aggregator
+from fedsieve.core.aggregation import Aggregator, limit_largest
 from fedsieve.core.packets import Packet, sparse_packet
 from fedsieve.core.random import Draw
 from fedsieve.core.types import Clock, Reply
@@ -77,7 +77,7 @@ class ErrorFeedback(BaseAlgorithm, ABC):
         if self.is_searching(clock) and self.privacy is None and self.aggregator is Aggregator.WEIGHTED:
             weights = self.reply_weights(replies, like)
             squares = [reply.packet.fields["update"].decode(like.dtype).square().sum() for reply in replies]
-            length = (weights * torch.stack(squares)).sum().sqrt()
+            length = (weights * limit_largest(torch.stack(squares))).sum().sqrt()
             mean["update"] *= length / torch.linalg.vector_norm(mean["update"]).clamp_min(torch.finfo(like.dtype).tiny)
         return mean
 

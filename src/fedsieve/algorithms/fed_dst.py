@@ -132,7 +132,8 @@ class FedDST(BaseAlgorithm):
     def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
         """Step towards the mean over the clients that have a weight; drop weights that none has; prune each layer to its budget."""
         sent = packet.field_dense("theta", server.theta.dtype)
-        mean, share = self.aggregate_replies(packet, replies, server.theta, clock, draw)["theta"], self.holder_share(replies, sent)
+        mean = self.aggregate_replies(packet, replies, server.theta, clock, draw, limit=False)["theta"]
+        share = self.holder_share(replies, sent)
         if self.privacy is None and self.aggregator is Aggregator.WEIGHTED and self.client_weighting is not ClientWeighting.RIEMANNIAN:
             mean = torch.where(share > 0, mean / share, mean)
         theta, moments = self.server_update(server.moments, sent, mean)

@@ -80,7 +80,7 @@ class FedSGD(BaseAlgorithm):
 
     def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
         """Take one optimizer step along the mean gradient."""
-        gradient = self.aggregate_replies(packet, replies, server.theta, clock, draw, gradients=True)["gradient"]
+        gradient = self.aggregate_replies(packet, replies, server.theta, clock, draw, limit=False)["gradient"]
         rate = self.server_learning_rate * self.learning_rate_factor(clock)
         theta, moments = optimizers.step(self.server_optimizer, server.moments, server.theta, gradient, rate, momentum=self.server_momentum)
         return server._replace(theta=theta, moments=moments)

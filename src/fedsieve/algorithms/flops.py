@@ -109,7 +109,7 @@ class Flops(GatedAlgorithm):
 
     def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
         """Average the gradients, add that of the constraint, step theta~, phi and lambda (L152-154)."""
-        mean = self.aggregate_replies(packet, replies, server.weights, clock, draw, gradients=True)
+        mean = self.aggregate_replies(packet, replies, server.weights, clock, draw, limit=False)
         multiplier = server.multiplier if self.dual_update is DualUpdate.ASCENT else torch.zeros_like(server.multiplier)
         penalty = self.penalty_gradient(server.log_alpha, multiplier, server.layout.num_gated, server.layout.groups)
         decay, momentum = self.learning_rate_factor(clock), self.server_momentum

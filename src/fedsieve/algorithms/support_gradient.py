@@ -67,7 +67,7 @@ class SupportGradient(BaseAlgorithm):
 
     def aggregate(self, server: Server, packet: Packet, replies: Sequence[Reply], clock: Clock, draw: Draw) -> Server:
         """Replace theta by the mean gradient."""
-        return server._replace(theta=self.aggregate_replies(packet, replies, server.theta, clock, draw)["gradient"])
+        return server._replace(theta=self.aggregate_replies(packet, replies, server.theta, clock, draw, limit=False)["gradient"])
 
     def parameters(self, server: Server) -> Float[Tensor, " p"]:
         """Return the weights."""

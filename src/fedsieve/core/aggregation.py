@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsieve.core.packets import SparseVector
+from fedsieve.core.packets import GATE_FIELDS, SparseVector
 from fedsieve.core.quantization import Coding, QuantizedField
 from fedsieve.kernels import accelerated
 
@@ -30,7 +30,7 @@ class Aggregator(StrEnum):
     """How client replies are aggregated (docs/theory.md). All but `weighted` are robust and act on differences to the broadcast."""
 
     WEIGHTED = "weighted"
-    """the weighted mean of the replies: not robust, because one client can change it without bound"""
+    """the weighted mean of the replies; of every twenty, the one that differs most from the broadcast counts like the next"""
     MEDIAN = "median"
     """the weighted median of each coordinate"""
     TRIMMED = "trimmed"
@@ -49,6 +49,26 @@ def client_weights(
     examples = torch.tensor(num_examples, dtype=dtype, device=device)
     raw = {ClientWeighting.SQRT: torch.sqrt, ClientWeighting.UNIFORM: torch.ones_like}.get(weighting, torch.clone)(examples)
     return raw / raw.sum()
+
+
+REPLIES_PER_MALICIOUS_CLIENT = 20
+"""The weighted mean limits one reply of this many: what it promises to tolerate. Smaller cohorts have the plain mean."""
+
+
+def num_limited(num_replies: int) -> int:
+    """Return how many replies the weighted mean limits."""
+    return num_replies // REPLIES_PER_MALICIOUS_CLIENT
+
+
+def limit_largest(sizes: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
+    """Return the sizes, of which the `num_limited` largest are reduced to the next: a size that an honest client has, or less."""
+    return sizes.clamp_max(sizes.topk(num_limited(len(sizes)) + 1).values[-1])
+
+
+def delta_norms(vectors: dict[str, SparseVector], sent: dict[str, Tensor], size: int) -> Float[Tensor, "*k"]:
+    """The norm of each client's difference to the broadcast, over all fields and all coordinates with a value."""
+    distances = [part.distance_to(sent.get(name), size) for name, part in vectors.items()]
+    return torch.stack(distances).square().sum(0).sqrt()
 
 
 def mean(vectors: Float[Tensor, "k n"], weights: Float[Tensor, " k"]) -> Float[Tensor, " n"]:
@@ -83,6 +103,25 @@ def sparse_mean(stacks: Sequence[SparseVector], weights: Float[Tensor, " k"], si
             for indices, addend in zip(stack.indices, addends, strict=True):
                 total.index_add_(0, indices, addend)
     return total
+
+
+def limited_mean(
+    stacks: Sequence[dict[str, SparseVector]], sent: dict[str, Tensor], weights: Float[Tensor, " k"], size: int
+) -> dict[str, Float[Tensor, " _n"]]:
+    """Return the mean of stacks of replies, by field, in which the longest differences to the broadcast are shortened to the next longest.
+
+    Weights and gates are limited separately. So a malicious client is heard as an honest one with its number of examples, however far it
+    goes. A reply that is shortened by a factor is that part of itself, and the broadcast for the rest.
+    """
+    means = {}
+    for names in ({*stacks[0]} - GATE_FIELDS, {*stacks[0]} & GATE_FIELDS):
+        if names:
+            norms = torch.cat([delta_norms({name: stack[name] for name in names}, sent, size) for stack in stacks])
+            limited = weights * torch.where(norms > 0, limit_largest(norms) / norms, 1.0).to(weights)
+            for name in names:
+                mean_of_parts = sparse_mean([stack[name] for stack in stacks], limited, size)
+                means[name] = mean_of_parts + (weights - limited).sum() * sent[name] if name in sent else mean_of_parts
+    return {name: means[name] for name in stacks[0]}
 
 
 def riemannian_mean(vectors: Float[Tensor, "k n"], weights: Float[Tensor, " k"], num_iterations: int = 10) -> Float[Tensor, " n"]:

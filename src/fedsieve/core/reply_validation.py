@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from math import inf
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
+from fedsieve.core.aggregation import delta_norms
 from fedsieve.core.gates import LOG_ALPHA_LIMIT
 from fedsieve.core.packets import GATE_FIELDS, Packet, SparseVector
 from fedsieve.core.quantization import SCALED_CODINGS, Coding, QuantizedField
@@ -77,17 +77,16 @@ def _norm_outliers(algorithm: Algorithm, packet: Packet, replies: Sequence[Reply
     """Whether each reply moved too far from the broadcast."""
     if max_norm_ratio == inf or not replies:
         return [False] * len(replies)
-    parts, stack = algorithm.decode_sparse(packet, dtype), stack_replies(replies)
-    sent = {name: part.densify(None, packet.size) for name, part in parts.items() if name not in GATE_FIELDS}
+    parts, stack = _decode_weights(algorithm, packet, dtype), stack_replies(replies)
+    sent = {name: part.densify(None, packet.size) for name, part in parts.items()}
     packets = [reply.packet.unsqueeze() for reply in replies] if stack is None else [stack]
-    norms = torch.cat([_delta_norms(algorithm.decode_sparse(stacked, dtype), sent, packet.size) for stacked in packets])
-    return ((norms > max_norm_ratio * norms.nanmedian()) & (norms > _delta_norms(parts, {}, packet.size))).tolist()
+    norms = torch.cat([delta_norms(_decode_weights(algorithm, stacked, dtype), sent, packet.size) for stacked in packets])
+    return ((norms > max_norm_ratio * norms.nanmedian()) & (norms > delta_norms(parts, {}, packet.size))).tolist()
 
 
-def _delta_norms(vectors: dict[str, SparseVector], broadcast: dict[str, Tensor], size: int) -> Float[Tensor, "*k"]:
-    """The norm of each client's difference to the broadcast over all fields except gates and fractions."""
-    distances = [part.distance_to(broadcast.get(name), size) for name, part in vectors.items() if name not in GATE_FIELDS]
-    return torch.stack(distances).square().sum(0).sqrt()
+def _decode_weights(algorithm: Algorithm, packet: Packet, dtype: torch.dtype) -> dict[str, SparseVector]:
+    """All vectors of a packet except gates."""
+    return {name: part for name, part in algorithm.decode_sparse(packet, dtype).items() if name not in GATE_FIELDS}
 
 
 def _find_error(
