@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils import prune
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import fedsieve
 from fedsieve.algorithms.defaults import DENSITY_ANNEALING, NETWORK_DEFAULTS, select_supported
 from fedsieve.algorithms.sieve import Sieve
 from fedsieve.core.optimizers import StepRule
-from fedsieve.fitting import build_algorithm, set_local_epochs
+from fedsieve.experiments.fit_arguments import build_algorithm, set_local_epochs
 
 NETWORK_OPTIONS = select_supported(Sieve, NETWORK_DEFAULTS)
 SHORT = Sieve(**NETWORK_OPTIONS | {"local_steps": 10})
@@ -180,6 +181,29 @@ def test_regression_in_double_precision_with_an_algorithm_by_name():
     assert model.weight[0, 0].item() == pytest.approx(2, abs=0.3)
 
 
+def with_gap(client):
+    """The examples of a client, one with a missing value."""
+    x = client[0].clone()
+    x[4, 0] = torch.nan
+    return x, client[1]
+
+
+def pruned(module):
+    """A module with the hooks of torch.nn.utils.prune."""
+    prune.l1_unstructured(module[0], "weight", 0.5)
+    return module
+
+
+def test_missing_values_that_the_module_fills_in_are_accepted():
+    class Imputer(nn.Module):
+        def forward(self, x):
+            return x.nan_to_num()
+
+    module = nn.Sequential(Imputer(), *network())
+    _, run = fedsieve.fit(module, functional.cross_entropy, [with_gap(make_clients(1)[0])], density=0.3, algorithm=SHORT, rounds=1)
+    assert run.history[-1]["replied"] == [0]
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -216,6 +240,21 @@ def test_regression_in_double_precision_with_an_algorithm_by_name():
         ({"validation": (torch.zeros(3, 5), torch.zeros(3).long())}, "inputs of another form"),
         ({"local_epochs": 2, "local_steps": 3, "algorithm": "sieve"}, "leave one of them out"),
         ({"local_epochs": 0, "algorithm": "sieve"}, "local_epochs must be above 0"),
+        ({"density": "dense"}, "density takes a number; got dense"),
+        ({"rounds": 2.5}, "rounds takes a whole number; got 2.5"),
+        ({"seed": None}, "seed takes a whole number; got none"),
+        ({"batch_size": 2.5, "algorithm": "sieve"}, "batch_size takes a whole number or all; got 2.5"),
+        ({"device": "meta"}, "device meta is not available"),
+        ({"loss": nn.CrossEntropyLoss}, r"got the class CrossEntropyLoss; write CrossEntropyLoss\(\)"),
+        ({"callback": 3}, "callback must be a function; got 3"),
+        ({"metrics": [len]}, "metrics must be a dict of functions"),
+        ({"metrics": {"hits": lambda outputs, y: outputs}}, "metric 'hits' must return one number"),
+        ({"metrics": {"bytes_up": lambda outputs, y: 1.0}}, "metric 'bytes_up' has the name of another column"),
+        (
+            {"clients": [*make_clients(1), with_gap(make_clients(1)[0])]},
+            "1 examples have missing .*example 4 of client 1",
+        ),
+        ({"module": pruned(network())}, "make pruning permanent first"),
     ],
 )
 def test_invalid_input_is_refused_before_the_first_round(wrong, message):
@@ -226,7 +265,11 @@ def test_invalid_input_is_refused_before_the_first_round(wrong, message):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"optimizer": "adam"}, "set learning_rate, step_rule or server_optimizer"), ({"epochs": 3}, "its options are .*batch_size")],
+    [
+        ({"optimizer": "adam"}, "set learning_rate, step_rule or server_optimizer"),
+        ({"epochs": 3}, "local_epochs for passes"),
+        ({"learning_rat": 3}, "did you mean learning_rate.* its options are .*batch_size"),
+    ],
 )
 def test_unknown_options_are_refused_with_those_there_are(options, message):
     with pytest.raises(TypeError, match=message):

@@ -4,36 +4,48 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatch
 from functools import partial
 from hashlib import blake2b
-from math import ceil, inf
+from math import inf
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.algorithms.base import BaseAlgorithm
-from fedsieve.algorithms.defaults import NETWORK_DEFAULTS, batches_per_round, select_supported
 from fedsieve.core.random import generator
-from fedsieve.core.settings import field_types, parse_value
+from fedsieve.core.types import Traffic
 from fedsieve.data.module_examples import ClientExamples, ModuleExamples, stack_clients
+from fedsieve.experiments.fit_arguments import (
+    Metric,
+    build_algorithm,
+    check_metrics,
+    check_module,
+    check_patterns,
+    copy_module,
+    parse_granularity,
+    parse_plain,
+    require_device,
+    require_full_precision,
+    require_functions,
+    require_participation,
+    require_patience,
+    set_local_epochs,
+)
 from fedsieve.formatting import ProgressBar, format_number
 from fedsieve.objectives.module import GateGranularity, Module
-from fedsieve.runtime.evaluation import RunState, measure_rounds
+from fedsieve.runtime.evaluation import RunState, measure_rounds, traffic_columns
 from fedsieve.runtime.rounds import initial_server
 from fedsieve.runtime.simulate import simulate, single_threaded
 from fedsieve.runtime.workers import Workers, require_workers
 from fedsieve.storage.run_log import open_log
 
+ROW_COLUMNS = ("loss", "round", "cohort", "replied", "rejected", "seconds")
+"""Columns of the learning curve beside bytes and diagnostics, whose names a metric cannot have."""
 MAX_EVALUATED_EXAMPLES = 1000
 """Maximum number of training examples on which each round is evaluated."""
-Metric = Callable[[Tensor, Tensor], Any]
-"""(outputs, targets) -> a number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,9 +152,11 @@ def fit(
     A copy of the module with the trained weights, which does not depend on fedsieve, and the last `FitResult`.
     """
     own = require_full_precision(module)
+    require_functions(loss, callback)
+    seed = parse_plain(int, seed, "seed")
     where, dtype = require_device(own.device if device is None else device), own.dtype
     examples = stack_clients(clients).to(where, dtype)
-    template = deepcopy(module).to(where)
+    template = copy_module(module).to(where)
     objective = Module(
         module=template,
         loss=loss,
@@ -157,14 +171,15 @@ def fit(
         trained = set_local_epochs(trained, local_epochs, options, examples.counts)
     trained.final_budget(objective.layout)
     weights = objective.flatten(template)
-    check_module(objective, weights, examples.x[:2], examples.y[:2])
-    if not 0 < participation <= 1:
-        raise ValueError(f"participation is the fraction of clients in a round, above 0 and at most 1; got {participation:g}")
+    check_module(objective, weights, examples)
+    require_participation(participation)
     require_workers(workers)
     require_patience(patience, validation, run_dir)
     num_rounds = trained.default_rounds if rounds is None else rounds
-    evaluate = make_evaluation(objective, examples, validation, metrics or {}, seed)
     state = RunState(initial_server(trained, objective, seed, dtype, str(where), weights))
+    columns = {*ROW_COLUMNS, *traffic_columns(Traffic(), Traffic()), *trained.diagnostics(state.server)}
+    functions = check_metrics(metrics or {}, objective.predict(weights, examples.x[:2]), examples.y[:2], columns)
+    evaluate = make_evaluation(objective, examples, validation, {"loss": objective.loss} | functions, seed)
     make_result = partial(snapshot, module, objective)
     with ExitStack() as stack:
         log = None
@@ -207,40 +222,6 @@ def fit(
     return result.module, result
 
 
-def require_full_precision(module: Any) -> Tensor:
-    """Return a trained parameter of a module; raise ValueError if it is no module in single or double precision, or has none."""
-    if not isinstance(module, nn.Module):
-        raise ValueError(f"module must be a torch.nn.Module; got {module!r}")
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    if not trained:
-        raise ValueError("the module has no parameter with requires_grad=True, so there is nothing to train")
-    found = {parameter.dtype for parameter in trained}
-    if found not in ({torch.float32}, {torch.float64}):
-        names = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in found))
-        raise ValueError(f"the module has parameters in {names}; train it in one full precision, module.float(), and convert the result")
-    return trained[0]
-
-
-def require_device(device: str | torch.device) -> torch.device:
-    """Return a torch device; raise ValueError if this machine does not have it."""
-    try:
-        return torch.ones(1, device=device).device
-    except (RuntimeError, AssertionError, NotImplementedError):
-        raise ValueError(f"device {device} is not available on this machine; leave it out to train where the module is") from None
-
-
-def require_patience(patience: int | None, validation: Any, run_dir: Any) -> None:
-    """Raise ValueError if early stopping has no loss to watch, or no way to resume."""
-    if patience is None:
-        return
-    if patience < 1:
-        raise ValueError(f"patience is a number of rounds, at least 1; got {patience}")
-    if validation is None:
-        raise ValueError(f"patience {patience} watches the validation loss; give examples as validation")
-    if run_dir is not None:
-        raise ValueError("patience keeps the best model in memory, which a resumed run would not have; leave out patience or run_dir")
-
-
 def make_evaluation(
     objective: Module, examples: ModuleExamples, validation: Any, metrics: Mapping[str, Metric], seed: int
 ) -> Callable[[Tensor], dict[str, float]]:
@@ -253,13 +234,12 @@ def make_evaluation(
             raise ValueError("validation has inputs of another form than those of the clients; use one form for both")
         held = held.to(examples.x.device, examples.x.dtype)
         parts["val_"] = (held.x, held.y)
-    functions = {"loss": objective.loss} | dict(metrics)
 
     def evaluate(parameters: Tensor) -> dict[str, float]:
         values = {}
         for prefix, (x, y) in parts.items():
             outputs = objective.predict(parameters, x)
-            values |= {prefix + name: float(function(outputs, y)) for name, function in functions.items()}
+            values |= {prefix + name: float(function(outputs, y)) for name, function in metrics.items()}
         return values
 
     return evaluate
@@ -276,64 +256,9 @@ def describe_fit(algorithm: BaseAlgorithm, objective: Module, examples: ModuleEx
     return settings | start | {"density": algorithm.density, "algorithm": {"name": type(algorithm).__name__} | options}
 
 
-def check_patterns(patterns: Sequence[str] | str, module: nn.Module) -> tuple[str, ...]:
-    """Return the patterns as a tuple; refuse a pattern that matches no parameter."""
-    names = [name for name, _ in module.named_parameters()]
-    patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
-    for pattern in patterns:
-        if not any(fnmatch(name, pattern) for name in names):
-            raise ValueError(f"ungated {pattern!r} matches no parameter; there are {', '.join(names)}")
-    return patterns
-
-
-def parse_granularity(granularity: GateGranularity | str) -> GateGranularity:
-    """Return the granularity with this name."""
-    if granularity not in list(GateGranularity):
-        raise ValueError(f"unknown gate_granularity {granularity!r}; there are {', '.join(GateGranularity)}")
-    return GateGranularity(granularity)
-
-
 def is_true(callback_result: Any) -> bool:
     """Return whether a callback asked to stop: only True does."""
     return callback_result is True or (isinstance(callback_result, np.bool_) and bool(callback_result))
-
-
-def build_algorithm(
-    algorithm: str | BaseAlgorithm, density: float, rounds: int | None, options: Mapping[str, Any] = MappingProxyType({})
-) -> BaseAlgorithm:
-    """Return the named algorithm with the defaults for networks, or the user's algorithm, with this density and the user's options."""
-    if rounds is not None and rounds < 1:
-        raise ValueError(f"rounds must be at least 1; got {rounds}")
-    if not isinstance(algorithm, BaseAlgorithm) and algorithm not in ALGORITHMS:
-        raise ValueError(f"unknown algorithm {algorithm!r}; there are {', '.join(ALGORITHMS)}")
-    cls = type(algorithm) if isinstance(algorithm, BaseAlgorithm) else algorithm_class(algorithm)
-    chosen = parse_options(cls, options)
-    if isinstance(algorithm, BaseAlgorithm):
-        return replace(algorithm, density=density, **chosen)
-    return cls(density=density, **select_supported(cls, NETWORK_DEFAULTS) | chosen)
-
-
-def set_local_epochs(algorithm: BaseAlgorithm, local_epochs: float, options: Mapping[str, Any], counts: np.ndarray) -> BaseAlgorithm:
-    """Return the algorithm with as many local steps as an average client needs for some passes over its examples."""
-    (name, _), *_ = batches_per_round(type(algorithm), 0).items()
-    if name in options:
-        raise ValueError(f"local_epochs {local_epochs:g} sets {name}, which is {options[name]}; leave one of them out")
-    if not 0 < local_epochs < inf:
-        raise ValueError(f"local_epochs must be above 0; got {local_epochs:g}")
-    average = counts[counts > 0].mean()
-    batch_size = average if algorithm.batch_size == "all" else algorithm.batch_size
-    return replace(algorithm, **{name: ceil(local_epochs * average / batch_size)})
-
-
-def parse_options(cls: type[BaseAlgorithm], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of an algorithm with words as their types; raise TypeError for one that it does not have."""
-    types = field_types(cls, cls.option_names())
-    for name in options:
-        if name == "optimizer":
-            raise TypeError("fit has no optimizer: local steps are plain gradient steps; set learning_rate, step_rule or server_optimizer")
-        if name not in types:
-            raise TypeError(f"fit has no argument {name!r}, and {cls.__name__} no such option; its options are {', '.join(sorted(types))}")
-    return {name: parse_value(types[name], value, name) if isinstance(value, str) else value for name, value in options.items()}
 
 
 def snapshot(
@@ -358,13 +283,3 @@ def snapshot(
         history=tuple(history),
         module=trained,
     )
-
-
-def check_module(objective: Module, theta: Tensor, x: Tensor, y: Tensor) -> None:
-    """Evaluate module and loss on two examples, so that a mismatch is reported before the first round."""
-    try:
-        value = objective.loss(objective.predict(theta, x), y)
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise ValueError(f"module and loss do not accept these examples: {str(error).splitlines()[0]}") from None
-    if not isinstance(value, Tensor) or value.numel() != 1:
-        raise ValueError("loss must return one number, the mean loss of a batch; use reduction='mean'")

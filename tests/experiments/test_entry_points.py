@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedsieve import fitting
 from fedsieve.algorithms import ALGORITHMS
 from fedsieve.data.user_files import UserFiles
 from fedsieve.deployment.config import deployment_config
 from fedsieve.estimators import SparseFederatedRegressor
+from fedsieve.experiments import fit_arguments
 from fedsieve.experiments.config import RunConfig
 from fedsieve.experiments.resolve import resolve
 from fedsieve.objectives.lenet import lenet
@@ -40,5 +40,5 @@ def test_linear_models_get_one_algorithm_everywhere(name, user_file):
 def test_networks_get_one_algorithm_everywhere(name):
     expected = resolve(RunConfig(task="mnist-cnn", algorithm_name=name, density=0.1)).algorithm
     module = Module(module=lenet(), loss=torch.nn.functional.cross_entropy)
-    assert fitting.build_algorithm(name, 0.1, None) == expected
+    assert fit_arguments.build_algorithm(name, 0.1, None) == expected
     assert deployment_config({"algorithm.name": name, "density": 0.1, "clients": 3}, module).algorithm == expected
