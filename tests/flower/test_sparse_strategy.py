@@ -360,16 +360,32 @@ def test_options_of_training_and_of_the_server_step_are_refused():
         SparseStrategy(fed_avg(), search_fractoin=0.5)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"strategy": FedAvg}, r"wraps a strategy of Flower, such as FedAvg\(\); got <class"),
+        ({"density": "dense"}, "density takes a number; got dense"),
+        ({"density": 0}, "density must be above 0"),
+        ({"seed": "a"}, "seed takes a whole number; got a"),
+    ],
+)
+def test_wrong_arguments_are_refused_when_the_strategy_is_made(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        SparseStrategy(**{"strategy": fed_avg()} | wrong)
+
+
 def test_a_model_without_gated_arrays_and_one_with_nan_are_refused_with_a_remedy():
     app = make_app([sparse_mod], [])
     with pytest.raises(ValueError, match="no array with gates"):
         SparseStrategy(fed_avg()).start(ProcessGrid(app, NODES), ArrayRecord([np.zeros(3)]), 1)
     with pytest.raises(ValueError, match="ungated="):
         SparseStrategy(fed_avg()).start(ProcessGrid(app, NODES), ArrayRecord([np.full((3, 3), np.nan)]), 1)
+    with pytest.raises(ValueError, match=r"matches no array; there are hidden\.weight"):
+        SparseStrategy(fed_avg(), ungated="head.*").start(ProcessGrid(app, NODES), initial_arrays(), 1)
 
 
 def test_arrays_named_by_the_user_are_sent_whole():
-    model = Run(SparseStrategy(fed_avg(), density=0.1, ungated=("last.*",))).model
+    model = Run(SparseStrategy(fed_avg(), density=0.1, ungated="last.*")).model
     assert (model["last.weight"] != 0).all() and (model["hidden.weight"] != 0).sum() <= 60
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatch
 from logging import INFO, WARNING
 from math import isfinite
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from fedsieve import wire
 from fedsieve.core.packets import Packet
 from fedsieve.core.random import Draw, server_sampler
 from fedsieve.core.reply_validation import ReplyLimits, validate_replies
+from fedsieve.core.settings import parse_value
 from fedsieve.core.types import Clock, ExchangeResult, Reply, Traffic
 from fedsieve.flower import black_box
 from fedsieve.flower.array_layout import ArrayLayout, to_numpy
@@ -71,7 +73,7 @@ class SparseStrategy(Strategy):
         sieve, sign-ht, fed-round-ht, fed-ht, fed-ef, eden or fed-avg.
     seed : int (default: 0)
         Seed of the rounding in messages.
-    ungated : sequence of str (default: ())
+    ungated : str or sequence of str (default: ())
         Patterns of names of arrays that are sent whole, such as `"embedding.*"`. Arrays of one dimension and of integers always are.
     **options
         Options of the algorithm that concern messages, such as `search_fraction=0.7`.
@@ -91,10 +93,12 @@ class SparseStrategy(Strategy):
         algorithm: str = "sieve",
         *,
         seed: int = 0,
-        ungated: Sequence[str] = (),
+        ungated: str | Sequence[str] = (),
         **options: Any,
     ) -> None:
         super().__init__()
+        if not isinstance(strategy, Strategy):
+            raise ValueError(f"SparseStrategy wraps a strategy of Flower, such as FedAvg(); got {strategy!r}")
         inner = strategy
         while isinstance(inner, Strategy):
             if isinstance(inner, CLIENT_CLIPPING):
@@ -106,8 +110,10 @@ class SparseStrategy(Strategy):
                 raise ValueError("SparseStrategy cannot wrap another SparseStrategy; use one")
             inner = getattr(inner, "strategy", None)
         self.strategy = strategy
-        self.density, self.algorithm_name, self.seed, self.ungated, self.options = density, algorithm, seed, tuple(ungated), options
-        self.algorithm = black_box.build_algorithm(algorithm, density, options)
+        self.density, self.seed = parse_value(float, density, "density"), parse_value(int, seed, "seed")
+        self.algorithm_name, self.options = algorithm, options
+        self.ungated = (ungated,) if isinstance(ungated, str) else tuple(ungated)
+        self.algorithm = black_box.build_algorithm(algorithm, self.density, options)
         self._num_rounds: int | None = None
         self._state: ServerState | None = None
         self._sent: SentRound | None = None
@@ -183,6 +189,9 @@ class SparseStrategy(Strategy):
     def _initial_state(self, arrays: ArrayRecord) -> ServerState:
         """Return the server state before the first round, or after the arrays were changed from outside."""
         values = to_numpy(arrays)
+        for pattern in self.ungated:
+            if not any(fnmatch(name, pattern) for name in values):
+                raise ValueError(f"SparseStrategy: ungated {pattern!r} matches no array; there are {', '.join(values)}")
         layout = ArrayLayout.of(values, self.ungated)
         if not layout.gated:
             raise ValueError(
