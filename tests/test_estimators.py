@@ -356,6 +356,8 @@ def test_errors_about_words_and_gaps_contain_a_line_that_runs():
         exec(str(caught.value).rpartition("first: ")[2], names)
         assert names["model"].set_params(sparsefederatedregressor__rounds=2).fit(table, y).predict(table).shape == (442,)
     assert "[10]" in str(caught.value), "the column of words"
+    with pytest.raises(ValueError, match="make_pipeline"):
+        SparseFederatedRegressor(rounds=2).fit(x, y).predict(gaps)
 
 
 def test_verbose_shows_progress_and_the_default_is_silent(capsys):

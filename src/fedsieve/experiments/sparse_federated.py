@@ -1,5 +1,7 @@
 """What the scikit-learn estimators share: parameters, validation of tables, clients, and training by a simulated federation."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any, Self
@@ -138,25 +140,18 @@ class SparseFederated(SelectorMixin, BaseEstimator):
     def _linear_outputs(self, X: Any) -> np.ndarray:  # noqa: N803
         """Return the outputs of the linear model (examples, outputs)."""
         check_is_fitted(self)
-        X = validate_data(self, X, accept_sparse="csr", reset=False)  # noqa: N806
+        with name_transformers(X, type(self).__name__):
+            X = validate_data(self, X, accept_sparse="csr", reset=False)  # noqa: N806
         coef = self.coef_ if isinstance(self.coef_, csr_matrix) else np.atleast_2d(self.coef_)
         return safe_sparse_dot(X, coef.T, dense_output=True) + self.intercept_
 
     # Training
 
     def _validate_table(self, X: Any, y: Any, *, reset: bool = True, **options: Any) -> tuple[Any, Any]:  # noqa: N803
-        """Return examples and targets as numbers; for missing values and words the error names the transformer that helps."""
-        try:
+        """Return examples and targets as numbers."""
+        with name_transformers(X, type(self).__name__):
             dtypes = [np.float64, np.float32]
-            X, y = validate_data(self, X, y, accept_sparse="csr", dtype=dtypes, multi_output=True, reset=reset, **options)  # noqa: N806
-        except ValueError as error:
-            text, name = str(error), type(self).__name__
-            if text.startswith("Input X contains NaN"):
-                raise ValueError(f"Input X contains NaN: fill missing values in first: {IMPUTE.format(model=f'{name}()')}") from None
-            if "could not convert string to float" in text:
-                raise ValueError(f"{text}: encode categories first: {ENCODE.format(model=f'{name}()', columns=word_columns(X))}") from None
-            raise
-        return X, y
+            return validate_data(self, X, y, accept_sparse="csr", dtype=dtypes, multi_output=True, reset=reset, **options)
 
     def _train(
         self,
@@ -283,6 +278,20 @@ class SparseFederated(SelectorMixin, BaseEstimator):
             )
         _, client = np.unique(groups, return_inverse=True)
         return np.argsort(client, kind="stable"), np.bincount(client)
+
+
+@contextmanager
+def name_transformers(table: Any, estimator: str) -> Iterator[None]:
+    """Add the transformer that helps to errors about missing values and words in a table."""
+    try:
+        yield
+    except ValueError as error:
+        text, model = str(error), f"{estimator}()"
+        if text.startswith("Input X contains NaN"):
+            raise ValueError(f"Input X contains NaN: fill missing values in first: {IMPUTE.format(model=model)}") from None
+        if "could not convert string to float" in text and (columns := word_columns(table)):
+            raise ValueError(f"{text}: encode categories first: {ENCODE.format(model=model, columns=columns)}") from None
+        raise
 
 
 def word_columns(table: Any) -> list[Any]:
