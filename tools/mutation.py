@@ -2,10 +2,14 @@
 
 python tools/mutation.py                                   300 mutants, the same ones every time, on two cores
 python tools/mutation.py --only core/gates.py --mutants 0  every mutant of one module
+python tools/mutation.py --max-minutes 10 --jobs 1         the next ten minutes of the sample, on one core
 
 The sample is ordered by a hash of the changed line, so that an edit elsewhere leaves it alone. Each mutant runs in a fork of a process
 that has imported torch and pytest, on a copy of the tree, with the fastest tests first and without slow ones. Survivors are printed
-with their reason from tools/mutation_survivors.toml; all results are stored in .cache/mutation.json.
+with their reason from tools/mutation_survivors.toml.
+
+Each result is appended to .cache/mutation.jsonl at once, and the next run continues there: it skips mutants that tests killed, unless
+their module changed, and runs new mutants before survivors. Delete the file after tests were removed or weakened.
 """
 
 import argparse
@@ -13,6 +17,7 @@ import gc
 import hashlib
 import json
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -24,17 +29,19 @@ from collections.abc import Iterator
 from importlib import import_module
 from math import inf
 from pathlib import Path
-from typing import Any
 
 import pytest
 from mutants import SOURCES, Mutant, mutants_of
 
 ROOT = SOURCES.parents[1]
+RESULTS = ROOT / ".cache" / "mutation.jsonl"
 MIN_KILLED = 0.9
 MAX_TEST_SECONDS = 2.0
 """Tests that take longer are not run on mutants: they train, and a fast test should state the law."""
-MAX_MUTANT_SECONDS = 120.0
-"""A mutant that takes longer, mostly in an endless loop, is killed."""
+MAX_MUTANT_SECONDS = 60
+"""A mutant that needs more processor time, mostly in an endless loop, is killed."""
+MAX_WAIT = 30 * MAX_MUTANT_SECONDS
+"""So is one that takes longer than this in all, because it waits; a busy machine alone should not."""
 NO_REASON = "no reason given"
 TESTS = {
     "core/gates.py": ["core/test_gates.py"],
@@ -106,8 +113,8 @@ def warm_up() -> None:
     gc.freeze()
 
 
-def start(copy: Path, mutant: Mutant, files: list[str]) -> int:
-    """Put a mutant into a copy of the tree and start the tests in a fork; return the process id."""
+def start(copy: Path, mutant: Mutant, files: list[str], limit: int | None) -> int:
+    """Put a mutant into a copy of the tree and start the tests in a fork with a limit of seconds; return the process id."""
     path = copy / "src" / "fedsieve" / mutant.module
     path.write_bytes(mutant.source)
     for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
@@ -116,6 +123,8 @@ def start(copy: Path, mutant: Mutant, files: list[str]) -> int:
         return child
     code = 1
     try:
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
         code = run_tests(copy, files)
     except BaseException:
         traceback.print_exc()
@@ -137,19 +146,22 @@ def run_tests(copy: Path, files: list[str]) -> int:
 
 
 def run_all(
-    mutants: list[Mutant], copies: list[Path], tests: dict[str, list[str]], max_seconds: float
+    mutants: list[Mutant], copies: list[Path], tests: dict[str, list[str]], limit: int | None, stop_at: float = inf
 ) -> Iterator[tuple[Mutant, str, float]]:
-    """Run the tests on each mutant, as many at a time as there are copies; yield how each ended and how long it took."""
+    """Run the tests on each mutant, as many at a time as there are copies; yield how each ended and how long it took.
+
+    No mutant is started after `stop_at`.
+    """
     free, running, waiting = list(copies), {}, mutants[::-1]
-    while waiting or running:
-        while waiting and free:
+    while running or (waiting and time.monotonic() < stop_at):
+        while waiting and free and time.monotonic() < stop_at:
             mutant, copy = waiting.pop(), free.pop()
             original = (copy / "src" / "fedsieve" / mutant.module).read_bytes()
-            running[start(copy, mutant, tests[mutant.module])] = mutant, copy, original, time.monotonic()
+            running[start(copy, mutant, tests[mutant.module], limit)] = mutant, copy, original, time.monotonic()
         time.sleep(0.02)
         for child, (mutant, copy, original, began) in list(running.items()):
             took = time.monotonic() - began
-            is_late = took > max_seconds
+            is_late = limit is not None and took > MAX_WAIT
             if is_late:
                 os.killpg(child, signal.SIGKILL)
             ended, status = os.waitpid(child, 0 if is_late else os.WNOHANG)
@@ -157,6 +169,7 @@ def run_all(
                 del running[child]
                 (copy / "src" / "fedsieve" / mutant.module).write_bytes(original)
                 free.append(copy)
+                is_late |= os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU
                 yield mutant, "timeout" if is_late else "killed" if status else "survived", took
 
 
@@ -177,27 +190,59 @@ def find_reason(mutant: Mutant) -> str:
     return next((entry["reason"] for entry in entries if entry.items() - {"reason": entry["reason"]}.items() <= fields.items()), NO_REASON)
 
 
-def run_sample(sample: list[Mutant], jobs: int) -> list[dict[str, Any]] | None:
-    """Return one row per mutant; None if the tests fail without a change."""
-    rows, began = [], time.monotonic()
+def run_sample(sample: list[Mutant], jobs: int, stop_at: float) -> bool:
+    """Run and store mutants until a time; return whether the tests pass without a change."""
+    began = time.monotonic()
     warm_up()
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         copies = copy_tree(Path(folder), jobs)
         first = sample[0].module
         unchanged = Mutant(first, "", "", "", (SOURCES / first).read_bytes())
         files = sorted({file for mutant in sample for file in TESTS[mutant.module]})
-        if [end for _, end, _ in run_all([unchanged], copies[:1], {first: files}, inf)] != ["survived"]:
+        if [end for _, end, _ in run_all([unchanged], copies[:1], {first: files}, None)] != ["survived"]:
             print((copies[0] / "pytest.log").read_text(), "the tests fail without a change", sep="\n")
-            return None
+            return False
         print(f"the tests pass without a change; {time.monotonic() - began:.0f} s", flush=True)
-        for mutant, end, took in run_all(sample, copies, TESTS, MAX_MUTANT_SECONDS):
-            reason = find_reason(mutant) if end == "survived" else None
-            rows.append(mutant._asdict() | {"source": None, "end": end, "seconds": round(took, 2), "reason": reason})
-            if end == "survived":
-                print(f"survived: {mutant.module} {mutant.function}\n- {mutant.before}\n+ {mutant.after}\n  {reason}", flush=True)
-            if len(rows) % 50 == 0:
-                print(f"{len(rows)} of {len(sample)} mutants in {time.monotonic() - began:.0f} s", flush=True)
-    return rows
+        for count, (mutant, end, took) in enumerate(run_all(sample, copies, TESTS, MAX_MUTANT_SECONDS, stop_at), 1):
+            store(mutant, end, took)
+            if count % 50 == 0:
+                print(f"{count} of {len(sample)} mutants in {time.monotonic() - began:.0f} s", flush=True)
+    return True
+
+
+def identify(mutant: Mutant) -> str:
+    """Return a hash of the change and of the module that contains it."""
+    return hashlib.sha256(repr(mutant).encode()).hexdigest()
+
+
+def load_ends() -> dict[str, str]:
+    """Return how each stored mutant ended, by its hash."""
+    return {row["id"]: row["end"] for row in map(json.loads, RESULTS.read_text().splitlines())} if RESULTS.exists() else {}
+
+
+def store(mutant: Mutant, end: str, took: float) -> None:
+    """Append a result to the stored ones."""
+    RESULTS.parent.mkdir(exist_ok=True)
+    with RESULTS.open("a") as file:
+        row = {"id": identify(mutant), "end": end, "seconds": round(took, 2), **mutant._asdict(), "source": None}
+        file.write(json.dumps(row) + "\n")
+
+
+def report(sample: list[Mutant]) -> int:
+    """Print survivors and counts from the stored results; return 1 if too many survived or some are not scored."""
+    ends = load_ends()
+    scored = [(mutant, ends[identify(mutant)]) for mutant in sample if identify(mutant) in ends]
+    for mutant, end in scored:
+        if end == "survived":
+            print(f"survived: {mutant.module} {mutant.function}\n- {mutant.before}\n+ {mutant.after}\n  {find_reason(mutant)}")
+    for module in sorted({mutant.module for mutant in sample}):
+        kills = [end != "survived" for mutant, end in scored if mutant.module == module]
+        print(f"{module}: killed {sum(kills)} of {len(kills)}")
+    killed = sum(end != "survived" for _, end in scored)
+    print(f"killed {killed} of {len(scored)} ({killed / max(len(scored), 1):.1%}, at least {MIN_KILLED:.0%} needed)")
+    if len(scored) < len(sample):
+        print(f"{len(sample) - len(scored)} of {len(sample)} mutants are not scored yet; the next run continues with them")
+    return int(killed < MIN_KILLED * len(scored) or len(scored) < len(sample))
 
 
 def main() -> int:
@@ -207,25 +252,18 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
     parser.add_argument("--jobs", type=int, default=2, help="number of processes")
     parser.add_argument("--only", nargs="+", choices=TESTS, default=list(TESTS), metavar="MODULE", help="modules to change")
+    parser.add_argument("--max-minutes", type=float, default=60.0, help="start no mutant after this time; the next run continues")
     options = parser.parse_args()
-    began = time.monotonic()
+    stop_at = time.monotonic() + 60 * options.max_minutes
     every = [mutant for module in options.only for mutant in mutants_of(module)]
     every.sort(key=lambda mutant: hashlib.sha256(repr((options.seed, mutant.key)).encode()).digest())
     sample = every[: options.mutants or None]
-    print(f"{len(sample)} of {len(every)} mutants of {len(options.only)} modules", flush=True)
-    if (rows := run_sample(sample, options.jobs)) is None:
+    ends = load_ends()
+    to_run = sorted((m for m in sample if ends.get(identify(m)) in (None, "survived")), key=lambda m: identify(m) in ends)
+    print(f"{len(sample)} of {len(every)} mutants of {len(options.only)} modules, {len(to_run)} to run", flush=True)
+    if to_run and not run_sample(to_run, options.jobs, stop_at):
         return 1
-    store = ROOT / ".cache" / "mutation.json"
-    store.parent.mkdir(exist_ok=True)
-    store.write_text(json.dumps(rows, indent=1))
-    for module in options.only:
-        ends = [row["end"] != "survived" for row in rows if row["module"] == module]
-        print(f"{module}: killed {sum(ends)} of {len(ends)}")
-    killed = sum(row["end"] != "survived" for row in rows)
-    print(
-        f"killed {killed} of {len(rows)} ({killed / len(rows):.1%}, at least {MIN_KILLED:.0%} needed) in {time.monotonic() - began:.0f} s"
-    )
-    return int(killed < MIN_KILLED * len(rows))
+    return report(sample)
 
 
 if __name__ == "__main__":
