@@ -186,6 +186,7 @@ def test_the_range_of_rates_ends_at_the_first_failure():
     assert verdict_of(58, learning_rates=sweep_rows({0.1: 0.93, 0.3: 0.95, 1.0: 0.94})).verdict == "holds"
     assert verdict_of(58, learning_rates=sweep_rows({0.1: 0.93, 0.3: None, 1.0: 0.94})).verdict == "does not hold"
     assert verdict_of(58, learning_rates=sweep_rows({0.1: 0.85, 0.3: 0.95, 1.0: 0.94})).verdict == "does not hold"
+    assert verdict_of(58, learning_rates=sweep_rows({0.1: 0.94, 0.3: 0.95, 1.0: 0.85})).verdict == "does not hold"
     assert verdict_of(58, learning_rates=sweep_rows({0.1: 0.905, 0.3: 0.95, 1.0: 0.94}, spread=0.05)).verdict == "undecided"
     assert verdict_of(58, "paper", learning_rates=sweep_rows({0.1: None, 1.0: 0.2}, "constant")).verdict == "does not hold"
 
