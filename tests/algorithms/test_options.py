@@ -1,5 +1,7 @@
 """Nothing a user sets is silently ignored: each option a method offers changes its run, and what it does not offer it refuses."""
 
+import re
+
 import pytest
 import torch
 
@@ -95,6 +97,33 @@ def test_an_algorithm_refuses_options_it_does_not_have(method):
         around = {key: setting for key, setting in around.items() if key in cls.option_names()}
         with pytest.raises(ValueError, match=f"algorithm.{name.replace('_', '-')} has no effect on {cls.__name__}"):
             cls(**around, **{name: DensitySchedule.CUBIC if value is None else value})
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "needed"),
+    [
+        ("flops", {"log_alpha_scaling_rate": 0.3}, "log-alpha-scaling literal"),
+        ("flops-pa", {"log_alpha_scaling": "off", "scaling_start": 0.3}, "log-alpha-scaling linear"),
+        ("flops-pa", {"gate_inverse": "exact"}, "gate-encoding gates"),
+        ("flops-pa", {"message_gate_noise": "deterministic"}, "gate-encoding gates"),
+        ("flops-pa", {"min_default_gate": 0.1}, "gate-encoding gates"),
+        ("flops-pa", {"recipe": "paper", "anneal_end": 0.3}, "density-schedule cubic"),
+        ("flops", {"initial_density": 0.3}, "density-schedule cubic"),
+        ("fed-avg", {"server_momentum": 0.3}, "server-optimizer momentum"),
+    ],
+)
+def test_an_option_without_effect_beside_the_others_is_refused(method, options, needed):
+    *others, (name, value) = options.items()
+    words = re.escape(f"algorithm.{name.replace('_', '-')} {value} has no effect without --algorithm.{needed}")
+    with pytest.raises(ValueError, match=words):
+        small_run(method, algorithm=options)
+    small_run(method, algorithm=dict(others))
+
+
+def test_an_option_may_be_given_as_the_word_of_its_choice():
+    assert small_run("fed-avg", algorithm={"step_rule": "constant"}).algorithm.step_rule is StepRule.CONSTANT
+    with pytest.raises(ValueError, match=r"algorithm\.step-rule takes constant, capped, polyak; got fixed"):
+        small_run("fed-avg", algorithm={"step_rule": "fixed"})
 
 
 def test_compare_refuses_an_option_that_no_algorithm_has(capsys):

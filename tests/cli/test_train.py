@@ -190,7 +190,7 @@ def test_a_second_run_never_overwrites_the_first(capsys, tmp_path):
         (["--init-weights", "nowhere.safetensors"], "cannot be read as safetensors"),
         (["--federation.alpha", "inf"], "finite"),
         (["--algorithm.density-schedule", "cubic", "--algorithm.anneal-start", "0.9", "--algorithm.anneal-end", "0.1"], "must be before"),
-        (["--algorithm.initial-density", "0.3"], "add --algorithm.density-schedule cubic or leave it out"),
+        (["--algorithm.initial-density", "0.3"], "without --algorithm.density-schedule cubic; add that, or leave it out"),
         (["--federation.clients", "2.7"], "takes a whole number; got 2.7"),
         (["--seed", "1.5"], "takes a whole number; got 1.5"),
         (["--rounds", "0"], "rounds must be at least 1"),

@@ -37,6 +37,8 @@ from fedsieve.core.types import Algorithm, Batch, Clock, Layout, Objective, Repl
 
 DENSITY_SCHEDULE_OPTIONS = frozenset({"density_schedule", "initial_density", "anneal_start", "anneal_end", "warmup"})
 """Options of the density of messages. Algorithms with dense messages or a fixed support do not support them."""
+SCHEDULE_DETAILS = ("initial_density", "anneal_start", "anneal_end")
+"""Those that a constant density does not use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +155,12 @@ class BaseAlgorithm(Algorithm, ABC):
         """Return the names of the options in the section `algorithm`."""
         names = frozenset(f.name for f in fields(cls) if "section" not in f.metadata) - cls.unsupported_options
         return names if cls.recipes else names - {"recipe"}
+
+    @property
+    def needed_settings(self) -> dict[str, str]:
+        """Options without effect beside the others, each with the setting that it needs."""
+        needed = {} if self.density_schedule is not DensitySchedule.CONSTANT else dict.fromkeys(SCHEDULE_DETAILS, "density-schedule cubic")
+        return needed | ({"server_momentum": "server-optimizer momentum"} if self.server_optimizer is Optimizer.SGD else {})
 
     # The round, as the `Algorithm` protocol describes it
 

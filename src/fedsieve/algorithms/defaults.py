@@ -1,10 +1,12 @@
 """Default options for a kind of model, for every algorithm."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.algorithms.base import BaseAlgorithm
+from fedsieve.algorithms.option_rules import option_name
 from fedsieve.algorithms.recipes import Recipe, recipe_values
 from fedsieve.algorithms.ssfl import Saliency
 from fedsieve.core.budgets import BudgetRule
@@ -47,6 +49,15 @@ def recipe_options(algorithm: type[BaseAlgorithm], recipe: Recipe, loss: Loss | 
     values = recipe_values(algorithm.recipes, recipe, loss)
     names = algorithm.option_names()
     return {} if recipe is Recipe.RECOMMENDED else {name: value for name, value in values.items() if name in names} | {"recipe": recipe}
+
+
+def require_effect(algorithm: BaseAlgorithm) -> None:
+    """Raise ValueError if an option has another value than its recipe's, and no effect beside the others."""
+    defaults = {f.name: f.default for f in fields(algorithm)} | recipe_values(algorithm.recipes, algorithm.recipe, None)
+    for name, setting in algorithm.needed_settings.items():
+        if name in algorithm.option_names() and getattr(algorithm, name) != defaults[name]:
+            value = getattr(algorithm, name)
+            raise ValueError(f"{option_name(name)} {value} has no effect without --algorithm.{setting}; add that, or leave it out")
 
 
 def require_recipes(algorithm_name: str, recipe: object) -> None:

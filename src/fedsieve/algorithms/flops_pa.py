@@ -290,6 +290,13 @@ class FlopsPA(GatedAlgorithm):
         return "gates" if self.gate_encoding is GateEncoding.GATES else "log_alpha"
 
     @property
+    def needed_settings(self) -> dict[str, str]:
+        """Options without effect beside the others: messages with log_alpha contain no gates."""
+        if self.gate_encoding is GateEncoding.GATES:
+            return super().needed_settings
+        return super().needed_settings | dict.fromkeys(("gate_inverse", "message_gate_noise", "min_default_gate"), "gate-encoding gates")
+
+    @property
     def all_reply_fields(self) -> frozenset[str]:
         """The weights, their gates and the default gate, and the multiplier of a client that has its own."""
         fields = frozenset({"weights", self.gate_field, "default_gate"})

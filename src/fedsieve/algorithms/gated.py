@@ -229,6 +229,16 @@ class GatedAlgorithm(BaseAlgorithm, ABC):
         """The start of scaling, in addition to the schedule's milestones."""
         return super().milestones | {"prune start": self.scaling_start}
 
+    @property
+    def needed_settings(self) -> dict[str, str]:
+        """Options without effect beside the others: those of a scaling that is not used."""
+        needed = super().needed_settings
+        if self.log_alpha_scaling is not LogAlphaScaling.LITERAL:
+            needed["log_alpha_scaling_rate"] = "log-alpha-scaling literal"
+        if self.log_alpha_scaling is LogAlphaScaling.OFF:
+            needed["scaling_start"] = "log-alpha-scaling linear"
+        return needed
+
     def all_gates_start_closed(self) -> bool:
         """Return whether every test-time gate is 0 at the start (decision A6)."""
         start = torch.tensor([initial_log_alpha(self.initial_gate_probability)])

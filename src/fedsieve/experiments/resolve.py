@@ -13,15 +13,15 @@ import torch
 from fedsieve import wire
 from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.algorithms.base import BaseAlgorithm
-from fedsieve.algorithms.defaults import batches_per_round, require_recipes
+from fedsieve.algorithms.defaults import batches_per_round, require_effect, require_recipes
 from fedsieve.algorithms.gated import GatedAlgorithm
 from fedsieve.algorithms.gossip import node_rules
-from fedsieve.algorithms.recipes import Recipe, parse_recipe
+from fedsieve.algorithms.recipes import Recipe
 from fedsieve.core.aggregation import Aggregator, ClientWeighting
 from fedsieve.core.budgets import floor_of_decimal
 from fedsieve.core.constraint import DualUpdate
 from fedsieve.core.optimizers import StepRule
-from fedsieve.core.schedules import DensitySchedule
+from fedsieve.core.settings import field_types, parse_settings
 from fedsieve.data.partition import Partition
 from fedsieve.experiments.config import SECTIONS, ByteCounting, CentralizedSteps, EvaluationSplit, FederationConfig, Precision, RunConfig
 from fedsieve.experiments.tasks import TASKS, Task, default_options, get_task
@@ -145,9 +145,9 @@ def resolve(config: RunConfig) -> ResolvedRun:
     algorithm = config.algorithm
     if not isinstance(algorithm, BaseAlgorithm):
         algorithm_type = algorithm_class(config.algorithm_name)
-        options = dict(algorithm or {})
-        require_recipes(config.algorithm_name, options.get("recipe"))
-        recipe = parse_recipe(options.get("recipe", Recipe.RECOMMENDED))
+        require_recipes(config.algorithm_name, (algorithm or {}).get("recipe"))
+        options = parse_settings(field_types(algorithm_type, algorithm_type.option_names()), algorithm or {}, "algorithm.")
+        recipe = options.get("recipe", Recipe.RECOMMENDED)
         algorithm = algorithm_type(**default_options(task, algorithm_type, config.model, recipe) | options)
     federation = _resolve_federation(config, task, algorithm)
     config.privacy.validate(federation, algorithm.all_reply_fields, centralized=config.centralized)
@@ -282,12 +282,7 @@ def _validate(run: ResolvedRun) -> None:
                 f"leave one of them out"
             )
     algorithm.final_budget(run.objective.layout)
-    initial_density = algorithm.initial_density
-    if initial_density != type(algorithm).initial_density and algorithm.density_schedule is DensitySchedule.CONSTANT:
-        raise ValueError(
-            f"algorithm.initial-density {initial_density:g} needs a density schedule, and the messages of this run have one density; "
-            "add --algorithm.density-schedule cubic or leave it out"
-        )
+    require_effect(algorithm)
     if algorithm.step_rule is StepRule.CAPPED and not isinstance(run.objective, Linear):
         raise ValueError("algorithm.step-rule capped needs a bound on the curvature, which only linear models have; use polyak or constant")
     if run.device != "cpu" and not _has_device(run.device):
