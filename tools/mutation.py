@@ -57,9 +57,10 @@ TESTS = {
         "algorithms/test_gated.py",
         "algorithms/test_flops.py",
         "algorithms/test_flops_pa.py",
+        "algorithms/test_recipes.py",
     ],
-    "algorithms/flops.py": ["algorithms/test_gated.py", "algorithms/test_flops.py"],
-    "algorithms/flops_pa.py": ["algorithms/test_gated.py", "algorithms/test_flops_pa.py"],
+    "algorithms/flops.py": ["algorithms/test_gated.py", "algorithms/test_flops.py", "algorithms/test_recipes.py"],
+    "algorithms/flops_pa.py": ["algorithms/test_gated.py", "algorithms/test_flops_pa.py", "algorithms/test_recipes.py"],
     "studies/gate_trace.py": ["studies/test_gate_trace.py"],
     "report/claims.py": ["report/test_claims.py"],
 }

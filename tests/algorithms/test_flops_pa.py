@@ -206,6 +206,22 @@ def test_an_ascent_on_every_gate_is_refused_where_messages_name_a_few():
         replace(PLAIN, dual_update=DualUpdate.MIRROR)
 
 
+def test_log_alpha_beyond_the_limit_of_replies_is_refused_in_messages_only():
+    with pytest.raises(ValueError, match=r"algorithm.log-alpha-limit must be at most 12 if messages contain log_alpha"):
+        replace(PLAIN, gate_encoding=GateEncoding.LOG_ALPHA, log_alpha_limit=13.0)
+    assert replace(PLAIN, log_alpha_limit=13.0).log_alpha_limit == 13.0
+
+
+def test_bisection_makes_the_constraint_on_aggregated_gates_tight():
+    method = replace(PLAIN, dual_update=DualUpdate.BISECTION, gate_encoding=GateEncoding.LOG_ALPHA)
+    weights, log_alpha = state(1)
+    client, layout = Client(weights, log_alpha, torch.zeros(1, dtype=torch.float64), OBJECTIVE.layout), OBJECTIVE.layout
+    server = method.init(layout, weights[0], noise())
+    replies = [Reply(0, method.client_reply(client, CLOCK, stack_noise(1)).unstack()[0], 1)]
+    after = method.aggregate(server, method.broadcast(server, CLOCK, noise()), replies, CLOCK, noise())
+    assert float(gates.active_probability(method.shape, after.log_alpha).mean()) == pytest.approx(0.1, abs=1e-4)
+
+
 def test_a_literal_message_at_fully_open_gates_stays_finite():
     """E1: z = 1 makes the paper's log_alpha infinite; the clamp keeps the round trip finite."""
     method = replace(PLAIN, gate_inverse=GateInverse.PAPER)

@@ -170,6 +170,8 @@ def test_the_model_is_the_top_m_of_weight_times_test_gate(algorithm, kind):
         ({"temperature": 0.0}, "algorithm.temperature must be above 0"),
         ({"gate_rate": 0.0}, "algorithm.gate-rate must be above 0"),
         ({"gate_samples": 0}, "algorithm.gate-samples must be at least 1"),
+        ({"initial_gate_probability": 0.0}, "algorithm.initial-gate-probability must be above 0"),
+        ({"initial_gate_probability": 1.0}, "algorithm.initial-gate-probability must be below 1"),
         ({"dual_rate": -1.0}, "algorithm.dual-rate must be at least 0"),
         ({"log_alpha_scaling_rate": -1.0}, "algorithm.log-alpha-scaling-rate must be at least 0"),
         ({"entropy": -1.0}, "algorithm.entropy must be at least 0"),

@@ -61,6 +61,7 @@ STATED_FOR_PA = {
     "message_gate_noise": GateNoise.SAMPLED,
     "gate_inverse": GateInverse.PAPER,
     "gate_encoding": GateEncoding.GATES,
+    "min_default_gate": 0.0,
 }
 SMALL = {
     "rounds": 4,
