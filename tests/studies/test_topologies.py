@@ -16,8 +16,8 @@ def test_all_topologies_share_data_rounds_and_algorithms():
     assert len({(run.rounds, run.data, run.federation) for run in runs.values()}) == 1
 
 
-def run_row(topology, values, final):
-    label = {"task": "lr", "algorithm": "sieve", "topology": topology}
+def run_row(topology, values, final, algorithm="sieve"):
+    label = {"task": "lr", "algorithm": algorithm, "topology": topology}
     curves = {"round": [1, 2, 3], "bytes": [10, 20, 30], "r2": values, "mean_node": values}
     shared = {"seed": 0, "state": "done", "metric": "r2", "config": {"federation": {"clients": 5}}}
     return {**shared, "label": label, "curves": curves, "values": {"value": final}}
@@ -29,6 +29,7 @@ def test_the_target_is_reached_in_the_first_measured_round_that_is_near_the_star
     assert target == pytest.approx(0.89)
     assert cost_to_target(ring, target) == (2, 4.0)
     assert cost_to_target(run_row("ring", [0.1, 0.2, None], 0.2), target) is None
+    assert target_value([star, ring], run_row("ring", [0.1, 0.2, 0.3], 0.3, "fed-avg")) == target, "one target for all algorithms"
 
 
 def test_a_power_law_has_its_exponent_as_slope():

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from fedsieve.report.figures import style
 from fedsieve.report.figures.style import FigureWriter
 from fedsieve.studies import results
-from fedsieve.studies.results import Row
+from fedsieve.studies.results import REFERENCE_ALGORITHM, Row
 
 STAR = "star"
 TARGET_LOSS = 0.01
@@ -51,8 +51,8 @@ def optional_mean(rows: list[Row], name: str) -> dict[str, float | None] | None:
 
 
 def target_value(rows: list[Row], row: Row) -> float | None:
-    """Return the target of a run: just below the end of the star with the same task, algorithm and seed."""
-    label = {"task": row["label"]["task"], "algorithm": row["label"]["algorithm"], "topology": STAR}
+    """Return the target of a run: just below the end of the default algorithm over a star, with the same task and seed."""
+    label = {"task": row["label"]["task"], "algorithm": REFERENCE_ALGORITHM, "topology": STAR}
     star = [each for each in results.done_rows(results.filter_rows(rows, **label)) if each["seed"] == row["seed"]]
     return star[0]["values"]["value"] - TARGET_LOSS if star else None
 
