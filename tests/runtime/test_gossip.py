@@ -16,7 +16,8 @@ from fedsieve.experiments.simulation import Simulation
 from fedsieve.experiments.topology import TopologyConfig
 from fedsieve.runtime.evaluation import RunState
 from fedsieve.runtime.failures import Failures
-from fedsieve.runtime.gossip import Settled, adopt_leaders, mixing_change
+from fedsieve.runtime.gossip import adopt_leaders, mixing_change
+from fedsieve.runtime.node_states import Settled
 from helpers.runs import small_run, train_run
 
 pytestmark = pytest.mark.usefixtures("few_test_rows")
@@ -56,7 +57,7 @@ def test_mixing_keeps_the_mean_and_moves_every_node_towards_it():
     values = torch.randn(8, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     for name, graph in GRAPHS.items():
         step = make_topology(name, graph(8, None, 0), 8).steps[0]
-        mixed = values + mixing_change(step, values)
+        mixed = values + mixing_change(step, values, range(8))
         assert torch.allclose(mixed, torch.from_numpy(step.matrix) @ values)
         assert torch.allclose(mixed.mean(0), values.mean(0))
 
@@ -76,9 +77,11 @@ def test_choco_with_complete_messages_mixes_the_weights_themselves():
     run = small_run("fed-ef", algorithm={"uplink_density": 1.0, "bits": 32}, federation=NODES, topology=TopologyConfig(name="ring"))
     rules, draw = node_rules(run.algorithm, "fed-ef"), lambda _, size: torch.full((6, size), 0.5)
     theta = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
-    nodes, _, seen = rules.encode(ChocoNode(theta, torch.zeros_like(theta), run.objective.layout), Clock(0, 4), draw)
+    before = ChocoNode(theta, torch.zeros_like(theta), run.objective.layout)
+    nodes, packet = rules.encode(before, Clock(0, 4), draw)
+    seen = rules.decode(packet, rules.copies(before), theta.dtype)
     step = make_topology("ring", GRAPHS["ring"](6, None, 0), 6).steps[0]
-    mixed = rules.mix(nodes, {"theta": mixing_change(step, seen["theta"])}, Clock(0, 4)).theta
+    mixed = rules.mix(nodes, {"theta": mixing_change(step, seen["theta"], range(6))}, Clock(0, 4)).theta
     assert torch.allclose(mixed, theta + CONSENSUS_RATE * (torch.from_numpy(step.matrix).float() @ theta - theta), atol=1e-5)
     assert torch.equal(nodes.public, theta)
 
@@ -86,8 +89,9 @@ def test_choco_with_complete_messages_mixes_the_weights_themselves():
 def test_the_lowest_leader_wins_and_brings_its_support():
     support = torch.eye(4, dtype=torch.bool)
     settled, step = Settled(support, torch.arange(4)), make_topology("ring", GRAPHS["ring"](4, None, 0), 4).steps[0]
-    assert adopt_leaders(settled, step).leader.tolist() == [0, 0, 1, 0]
-    assert torch.equal(adopt_leaders(adopt_leaders(settled, step), step).support, support[[0, 0, 0, 0]])
+    once = adopt_leaders(settled, support, step, range(4))
+    assert once.leader.tolist() == [0, 0, 1, 0]
+    assert torch.equal(adopt_leaders(once, once.support, step, range(4)).support, support[[0, 0, 0, 0]])
 
 
 @pytest.mark.parametrize("algorithm", ["sieve", "fed-ef"])

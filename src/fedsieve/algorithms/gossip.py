@@ -76,10 +76,17 @@ class NodeRules(ABC):
         """Return what the nodes start their local steps from: their own sparse models."""
         return self.algorithm.broadcast(nodes, clock, draw)
 
-    def encode(self, nodes: Nodes, clock: Clock, draw: Draw) -> tuple[Nodes, Packet, dict[str, Tensor]]:
-        """Return the nodes, their messages, and the decoded messages by field."""
-        packet = self.algorithm.broadcast(nodes, clock, draw)
-        return nodes, packet, self.algorithm.decode_dense(packet, self.weights(nodes).dtype)
+    def copies(self, nodes: Nodes) -> dict[str, Float[Tensor, "n p"]]:
+        """Return what all nodes know of each other before the first message; nothing if a message stands for itself."""
+        return {}
+
+    def encode(self, nodes: Nodes, clock: Clock, draw: Draw) -> tuple[Nodes, Packet]:
+        """Return the nodes and their messages."""
+        return nodes, self.algorithm.broadcast(nodes, clock, draw)
+
+    def decode(self, packet: Packet, copies: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+        """Return decoded messages by field; `copies` is what this returned for the messages before."""
+        return self.algorithm.decode_dense(packet, dtype)
 
     @abstractmethod
     def after_steps(self, nodes: Nodes, start: Packet, client: Any, clock: Clock) -> Nodes:
@@ -169,11 +176,18 @@ class ChocoRules(NodeRules):
         """theta <- trained theta."""
         return nodes._replace(theta=client.theta)
 
-    def encode(self, nodes: ChocoNode, clock: Clock, draw: Draw) -> tuple[ChocoNode, Packet, dict[str, Tensor]]:
+    def copies(self, nodes: ChocoNode) -> dict[str, Float[Tensor, "n p"]]:
+        """Return the public copies."""
+        return {"theta": nodes.public}
+
+    def encode(self, nodes: ChocoNode, clock: Clock, draw: Draw) -> tuple[ChocoNode, Packet]:
         """Send the compressed difference to the public copies, which then include it."""
         packet = self.algorithm.compress(nodes.theta - nodes.public, nodes.layout, clock, draw)
-        public = nodes.public + packet.field_dense("update", nodes.theta.dtype)
-        return nodes._replace(public=public), packet, {"theta": public}
+        return nodes._replace(public=nodes.public + packet.field_dense("update", nodes.theta.dtype)), packet
+
+    def decode(self, packet: Packet, copies: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+        """Return the public copies of the senders."""
+        return {"theta": copies["theta"] + packet.field_dense("update", dtype)}
 
     def mix(self, nodes: ChocoNode, change: Mapping[str, Tensor], clock: Clock) -> ChocoNode:
         """theta <- theta + gamma change."""

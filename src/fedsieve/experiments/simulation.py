@@ -32,6 +32,7 @@ from fedsieve.runtime.batched import BatchedEngine
 from fedsieve.runtime.client_data import ClientData
 from fedsieve.runtime.client_memory import require_memory
 from fedsieve.runtime.context import RunContext
+from fedsieve.runtime.delivery import InMemory
 from fedsieve.runtime.gossip import Gossip
 from fedsieve.runtime.local_training import ClientEngine
 from fedsieve.runtime.loop import LoopEngine
@@ -222,6 +223,7 @@ class Simulation:
             topology=run.topology.make_graph(len(self.examples_per_client)),
             mixing_steps=run.topology.num_mixing_steps,
             failures=run.failures,
+            delivery=InMemory(len(self.examples_per_client)),
             sample_bytes=run.byte_counting is ByteCounting.SAMPLED,
         )
 

@@ -5,7 +5,7 @@ search all nodes adopt the support of one of them, which spreads with the messag
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from math import ceil, inf
 from typing import Any, NamedTuple
@@ -23,38 +23,39 @@ from fedsieve.core.random import Draw, client_sampler, derive_key
 from fedsieve.core.topology import MixingStep, Topology, without_nodes
 from fedsieve.core.types import ClientMemory, Clock, Traffic
 from fedsieve.runtime.batched import cache_sized_chunks
+from fedsieve.runtime.delivery import Delivery
 from fedsieve.runtime.failures import Failures, find_offline
 from fedsieve.runtime.local_training import ClientEngine
+from fedsieve.runtime.node_states import (
+    LEADER,
+    SEARCHING,
+    SUPPORT,
+    Settled,
+    mean_node,
+    node_state,
+    replace_nodes,
+    restore_nodes,
+    select_nodes,
+    store_nodes,
+    tensors_of,
+    where_nodes,
+)
 from fedsieve.runtime.rounds import RoundResult
 
-SUPPORT, LEADER = "support", "leader"
-"""What a node keeps besides the state of its algorithm: the support on which it settled, and which node chose it."""
-SEARCHING = -1
 LEADER_BYTES = 4
 """Bytes of the leader's number, in messages that name their support."""
 MIN_SETTLED_BITS = 8
 """Bits per value after the search, when rounding is the only noise left."""
 
 
-class Settled(NamedTuple):
-    """The support of each node after the search, and which node chose it: the lowest leader wins."""
-
-    support: Bool[Tensor, "n p"]
-    leader: Int64[Tensor, " n"]
-    """a node; nodes that were absent at the end of the search count behind all others; SEARCHING before"""
-
-    @property
-    def is_common(self) -> bool:
-        """Whether all nodes have settled on one support."""
-        return int(self.leader[0]) != SEARCHING and bool((self.leader == self.leader[0]).all())
-
-
 class NodeTraffic(NamedTuple):
-    """Bytes that each node sent and received in a round, and the parts of all messages."""
+    """Bytes of the messages of own nodes in a round."""
 
-    sent: Int64[np.ndarray, " n"]
-    received: Int64[np.ndarray, " n"]
-    messages: Traffic
+    steps: list[MixingStep]
+    lengths: list[Int64[np.ndarray, " k"]]
+    """of each step: the length of each node's message"""
+    messages: Int64[Tensor, "k 8"]
+    """the parts of all messages of each node, as in `Traffic`"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,44 +67,63 @@ class Gossip:
     topology: Topology
     mixing_steps: int
     failures: Failures
+    delivery: Delivery
     sample_bytes: bool = False
     """encode one message per step and count it for all"""
 
     def train(self, start: Any, rounds: int, first_round: int, memories: Mapping[int, ClientMemory]) -> Iterator[RoundResult]:
-        """Yield the rounds from `first_round` on. The server state of a round is the mean of its nodes, which are in `memories`."""
-        num_nodes = self.topology.num_nodes
-        nodes, settled = restore_nodes(self.rules.start(start), memories, num_nodes)
-        for round in range(first_round, rounds):
+        """Yield the rounds from `first_round` on. The server state of a round is the mean of its nodes, which are in `memories`.
+
+        On a cluster only the first process yields them.
+        """
+        num_nodes, own = self.topology.num_nodes, self.delivery.own
+        everyone, settled = restore_nodes(self.rules.start(start), memories, num_nodes)
+        shared = self.delivery.share(
+            {"round": torch.tensor(first_round), SUPPORT: settled.support, LEADER: settled.leader} | tensors_of(everyone)
+        )
+        everyone = everyone._replace(**{name: shared[name] for name in tensors_of(everyone)})
+        nodes, copies = select_nodes(everyone, own), self.rules.copies(everyone)
+        settled = Settled(shared[SUPPORT][own.start : own.stop], shared[LEADER])
+        for round in range(int(shared["round"]), rounds):
             absent = np.array(find_offline(self.failures, self.engine.context.seed, round, range(num_nodes)))
             clock = Clock(round, rounds)
-            nodes, settled, traffic = self.run_round(nodes, settled, clock, absent)
-            present, both = np.flatnonzero(~absent).tolist(), traffic.sent + traffic.received
-            columns = self.agreement(nodes) | {"node_bytes": float(both.mean()), "busiest_node_bytes": float(both.max())}
-            kept, messages = store_nodes(nodes, settled, clock), traffic.messages
-            server, everyone = self.rules.as_server(mean_node(nodes)), list(range(num_nodes))
-            yield RoundResult(round, server, everyone, present, [], messages, messages, kept, None, columns)
+            nodes, settled, copies, traffic = self.run_round(nodes, settled, copies, clock, absent)
+            rows = {SUPPORT: settled.support, "lengths": torch.from_numpy(np.stack(traffic.lengths, 1)), "messages": traffic.messages}
+            if (gathered := self.delivery.gather(rows | tensors_of(nodes))) is None:
+                continue
+            everyone = everyone._replace(**{name: gathered[name] for name in tensors_of(everyone)})
+            sent, received = bytes_of_nodes(traffic.steps, gathered["lengths"].numpy())
+            both, messages = sent + received, Traffic(*gathered["messages"].sum(0).tolist())
+            columns = self.agreement(everyone) | {"node_bytes": float(both.mean()), "busiest_node_bytes": float(both.max())}
+            kept = store_nodes(everyone, Settled(gathered[SUPPORT], settled.leader), clock)
+            server, present = self.rules.as_server(mean_node(everyone)), np.flatnonzero(~absent).tolist()
+            yield RoundResult(round, server, list(range(num_nodes)), present, [], messages, messages, kept, None, columns)
 
     def node_states(self, result: RoundResult) -> list[Any]:
         """Return the state of each node after a round."""
         nodes, _ = restore_nodes(self.rules.start(result.server), result.memories, self.topology.num_nodes)
         return [self.rules.as_server(node_state(nodes, i)) for i in range(self.topology.num_nodes)]
 
-    def run_round(self, nodes: Nodes, settled: Settled, clock: Clock, absent: Bool[np.ndarray, " n"]) -> tuple[Nodes, Settled, NodeTraffic]:
+    def run_round(
+        self, nodes: Nodes, settled: Settled, copies: Mapping[str, Tensor], clock: Clock, absent: Bool[np.ndarray, " n"]
+    ) -> tuple[Nodes, Settled, Mapping[str, Tensor], NodeTraffic]:
         """Return the nodes after local steps and mixing. In the last round they mix until all have one support."""
-        present, num_nodes = torch.from_numpy(~absent), len(absent)
+        own, num_nodes = self.delivery.own, len(absent)
+        present = torch.from_numpy(~absent)
         if int(settled.leader[0]) == SEARCHING and clock.round >= self.first_settled_round(clock):
             leader = torch.arange(num_nodes) + num_nodes * (1 - present.to(torch.int64))
             settled = Settled(self.rules.support_mask(nodes), leader)
             nodes = self.rules.restrict(nodes, settled.support)
-        nodes = self.take_local_steps(nodes, settled, clock, np.flatnonzero(~absent).tolist())
-        traffic = NodeTraffic(np.zeros(num_nodes, np.int64), np.zeros(num_nodes, np.int64), Traffic())
+        nodes = self.take_local_steps(nodes, settled, clock, [node for node in own if not absent[node]])
+        traffic = NodeTraffic([], [], torch.zeros(len(own), len(fields(Traffic)), dtype=torch.int64))
         must_settle, number = clock.round == clock.num_rounds - 1 and self.rules.settle_fraction is not None, 0
         while number < self.mixing_steps or (must_settle and not settled.is_common):
             step = self.topology.step(clock.round * self.mixing_steps + number)
             step = without_nodes(step, absent) if number < self.mixing_steps else step  # the last messages reach all nodes
-            nodes, settled, traffic = self.mix(nodes, settled, step, clock._replace(exchange=number), traffic)
+            nodes, settled, copies, traffic = self.mix(nodes, settled, copies, step, clock._replace(exchange=number), traffic)
             number += 1
-        return where_nodes(present, self.rules.end_round(nodes, clock), nodes), settled, traffic
+        nodes = where_nodes(present[own.start : own.stop], self.rules.end_round(nodes, clock), nodes)
+        return nodes, settled, copies, traffic
 
     def first_settled_round(self, clock: Clock) -> float:
         """Return the round in which the nodes settle on their supports."""
@@ -112,36 +132,42 @@ class Gossip:
 
     def take_local_steps(self, nodes: Nodes, settled: Settled, clock: Clock, present: list[int]) -> Nodes:
         """Return the nodes after their local steps, each from its own sparse model."""
-        context, algorithm = self.engine.context, self.engine.context.algorithm
+        context, algorithm, first = self.engine.context, self.engine.context.algorithm, self.delivery.own.start
         if not present:
             return nodes
         parts = []
         for chunk in cache_sized_chunks(context, self.engine.data, present):
-            part = select_nodes(nodes, chunk)
+            part = select_nodes(nodes, [node - first for node in chunk])
             start = self.rules.start_packet(part, clock, self.draw("start", clock, chunk))
             client = algorithm.client_init(start, context.objective.layout, clock, context.dtype)
             parts.append(self.rules.after_steps(part, start, self.engine.take_steps(client, clock, chunk), clock))
-        nodes = replace_nodes(nodes, present, parts)
+        nodes = replace_nodes(nodes, [node - first for node in present], parts)
         return nodes if int(settled.leader[0]) == SEARCHING else self.rules.restrict(nodes, settled.support)
 
     def mix(
-        self, nodes: Nodes, settled: Settled, step: MixingStep, clock: Clock, traffic: NodeTraffic
-    ) -> tuple[Nodes, Settled, NodeTraffic]:
-        """Return the nodes, their supports and the traffic after one step: every node sends one message to its receivers."""
-        dtype, draw = self.engine.context.dtype, self.draw("message", clock, range(self.topology.num_nodes))
+        self, nodes: Nodes, settled: Settled, copies: Mapping[str, Tensor], step: MixingStep, clock: Clock, traffic: NodeTraffic
+    ) -> tuple[Nodes, Settled, Mapping[str, Tensor], NodeTraffic]:
+        """Return the nodes, their supports, their copies and the traffic after one step: every node sends one message to its receivers."""
+        own, dtype = self.delivery.own, self.engine.context.dtype
+        draw = self.draw("message", clock, own)
         if int(settled.leader[0]) == SEARCHING:
-            nodes, packet, decoded = self.rules.encode(nodes, clock, draw)
-            nodes = self.rules.mix(nodes, {name: mixing_change(step, values) for name, values in decoded.items()}, clock)
-            return nodes, settled, self.count(traffic, packet, step, clock)
+            nodes, packet = self.rules.encode(nodes, clock, draw)
+            arrived, traffic = self.send(packet, step, clock, traffic)
+            copies = self.rules.decode(arrived, copies, dtype)
+            return self.rules.mix(nodes, self.changes(step, copies), clock), settled, copies, traffic
         weights, bits = self.rules.weights(nodes), max(self.rules.algorithm.bits, MIN_SETTLED_BITS)
         support = topk.mask_to_indices(settled.support)
         packet = sparse_packet(support, {self.rules.vector: weights}, bits, draw)
-        change = mixing_change(step, packet.field_dense(self.rules.vector, dtype))
-        nodes = nodes._replace(**{self.rules.vector: weights + change})
-        sent = (None, LEADER_BYTES) if self.sends_positions(clock) else (support[0], 0)
-        traffic = self.count(traffic, packet, step, clock, *sent)
-        settled = adopt_leaders(settled, step)
-        return self.rules.restrict(nodes, settled.support), settled, traffic
+        known = (None, LEADER_BYTES) if self.sends_positions(clock) else (support[0], 0)
+        arrived, traffic = self.send(packet, step, clock, traffic, *known)
+        change = self.changes(step, {self.rules.vector: arrived.field_dense(self.rules.vector, dtype)})
+        nodes = nodes._replace(**{self.rules.vector: weights + change[self.rules.vector]})
+        settled = adopt_leaders(settled, arrived.support_mask(torch.bool).expand(len(settled.leader), -1), step, own)
+        return self.rules.restrict(nodes, settled.support), settled, copies, traffic
+
+    def changes(self, step: MixingStep, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return how own nodes change by the decoded messages of all nodes, by field."""
+        return {name: mixing_change(step, each, self.delivery.own) for name, each in values.items()}
 
     def sends_positions(self, clock: Clock) -> bool:
         """Return whether messages after the search name their support: until all know it, and always if nodes may be absent."""
@@ -153,30 +179,27 @@ class Gossip:
         """Upper bound of the steps in which news reaches all nodes, whichever step of a cycle is first."""
         return self.topology.flooding_steps + len(self.topology.steps) - 1
 
-    def count(
+    def send(
         self,
-        traffic: NodeTraffic,
         packet: Packet,
         step: MixingStep,
         clock: Clock,
+        traffic: NodeTraffic,
         reference: Tensor | None = None,
         leader_bytes: int = 0,
-    ) -> NodeTraffic:
-        """Return the traffic with the messages of one step; `reference` is a support that all nodes have."""
-        is_used = step.weights > 0
-        copies = np.bincount(step.senders[is_used], minlength=len(step.senders))
-        message_id, num_nodes = self.engine.context.message_id(clock), len(copies)
+    ) -> tuple[Packet, NodeTraffic]:
+        """Return the messages of all nodes in one step, and the traffic with them; `reference` is a support that all nodes have."""
+        message_id, own = self.engine.context.message_id(clock), self.delivery.own
         if self.sample_bytes:
-            encoded = wire.encode_stack(packet.rows([0]), 1, message_id, reference) * num_nodes
+            encoded = wire.encode_stack(packet.rows([0]), 1, message_id, reference) * len(own)
         else:
-            encoded = wire.encode_stack(packet, num_nodes, message_id, reference)
+            encoded = wire.encode_stack(packet, len(own), message_id, reference)
+        arrived = self.delivery.deliver(packet, encoded, step, message_id, reference)
+        named = Traffic(total=leader_bytes, header=leader_bytes)
+        parts = torch.tensor([list(vars(wire.measure_traffic([message]) + named).values()) for message in encoded])
+        copies = torch.from_numpy(count_receivers(step)[own.start : own.stop])
         lengths = np.array([message.length for message in encoded]) + leader_bytes
-        sent = copies * lengths
-        received = np.where(is_used, lengths[step.senders], 0).sum(1)
-        messages = wire.measure_traffic([message for message, count in zip(encoded, copies, strict=True) for _ in range(count)])
-        named = int(copies.sum()) * leader_bytes
-        messages = messages + Traffic(total=named, header=named)
-        return NodeTraffic(traffic.sent + sent, traffic.received + received, traffic.messages + messages)
+        return arrived, NodeTraffic([*traffic.steps, step], [*traffic.lengths, lengths], traffic.messages + copies[:, None] * parts)
 
     def draw(self, purpose: str, clock: Clock, nodes: Sequence[int]) -> Draw:
         """Return the noise of the nodes' messages."""
@@ -196,72 +219,37 @@ class Gossip:
         return {"consensus_distance": float(distance), "support_agreement": float((overlap.sum() - len(mask)) / num_pairs)}
 
 
-def mixing_change(step: MixingStep, values: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-    """Return sum_j w_ij (v_j - v_i), added sender by sender: the bits of a node do not depend on how many there are."""
-    senders, weights = torch.from_numpy(step.senders), torch.from_numpy(step.weights).to(values)
-    change = torch.zeros_like(values)
+def mixing_change(step: MixingStep, values: Float[Tensor, "n d"], own: range) -> Float[Tensor, "k d"]:
+    """Return sum_j w_ij (v_j - v_i) of some nodes, added sender by sender: the bits of a node do not depend on how many there are."""
+    part = slice(own.start, own.stop)
+    senders, weights = torch.from_numpy(step.senders[part]), torch.from_numpy(step.weights[part]).to(values)
+    change = torch.zeros_like(values[part])
     for column in range(senders.shape[1]):
-        change = change + weights[:, column, None] * (values[senders[:, column]] - values)
+        change = change + weights[:, column, None] * (values[senders[:, column]] - values[part])
     return change
 
 
-def adopt_leaders(settled: Settled, step: MixingStep) -> Settled:
-    """Return the supports after a step: each node takes that of the lowest leader among itself and its senders."""
-    own = torch.arange(len(settled.leader))
-    sources = torch.cat((own[:, None], torch.where(torch.from_numpy(step.weights > 0), torch.from_numpy(step.senders), own[:, None])), 1)
+def adopt_leaders(settled: Settled, supports: Bool[Tensor, "n p"], step: MixingStep, own: range) -> Settled:
+    """Return the supports after a step: each node takes that of the lowest leader among itself and its senders.
+
+    `supports` are those of the messages. Leaders follow from topology and absences alone, so every process has those of all nodes.
+    """
+    number = torch.arange(len(settled.leader))
+    senders = torch.where(torch.from_numpy(step.weights > 0), torch.from_numpy(step.senders), number[:, None])
+    sources = torch.cat((number[:, None], senders), 1)
     best = sources.gather(1, settled.leader[sources].argmin(1, keepdim=True))[:, 0]
-    return Settled(settled.support[best], settled.leader[best])
+    return Settled(supports[best[own.start : own.stop]], settled.leader[best])
 
 
-# The states of all nodes, stacked
+def count_receivers(step: MixingStep) -> Int64[np.ndarray, " n"]:
+    """Return to how many nodes each node sends its message in a step."""
+    return np.bincount(step.senders[step.weights > 0], minlength=len(step.senders))
 
 
-def stack_start(start: Any, num_nodes: int) -> Nodes:
-    """Return the same start at all nodes."""
-    return type(start)(*(torch.stack([part] * num_nodes) if isinstance(part, Tensor) else part for part in start))
-
-
-def select_nodes(nodes: Nodes, chosen: Sequence[int]) -> Nodes:
-    """Return some nodes."""
-    rows = torch.as_tensor(chosen)
-    return type(nodes)(*(part[rows] if isinstance(part, Tensor) else part for part in nodes))
-
-
-def replace_nodes(nodes: Nodes, chosen: Sequence[int], parts: Sequence[Nodes]) -> Nodes:
-    """Return the nodes with new states of some of them, which are in order."""
-    rows = torch.as_tensor(chosen)
-    columns = zip(nodes, *parts, strict=True)
-    return type(nodes)(*(old.index_copy(0, rows, torch.cat(new)) if isinstance(old, Tensor) else old for old, *new in columns))
-
-
-def where_nodes(condition: Bool[Tensor, " n"], new: Nodes, old: Nodes) -> Nodes:
-    """Return the new state of each node for which the condition holds."""
-    pairs = zip(new, old, strict=True)
-    return type(new)(*(torch.where(condition.view(-1, *[1] * (a.ndim - 1)), a, b) if isinstance(a, Tensor) else a for a, b in pairs))
-
-
-def mean_node(nodes: Nodes) -> Any:
-    """Return the mean of all nodes as the state of one."""
-    return type(nodes)(*(part.mean(0) if isinstance(part, Tensor) else part for part in nodes))
-
-
-def node_state(nodes: Nodes, node: int) -> Any:
-    """Return the state of one node."""
-    return type(nodes)(*(part[node] if isinstance(part, Tensor) else part for part in nodes))
-
-
-def store_nodes(nodes: Nodes, settled: Settled, clock: Clock) -> dict[int, ClientMemory]:
-    """Return what each node keeps until the next round."""
-    tensors = {name: part for name, part in zip(nodes._fields, nodes, strict=True) if isinstance(part, Tensor)}
-    tensors |= {SUPPORT: settled.support, LEADER: settled.leader}
-    return {i: ClientMemory(clock.round, {name: part[i] for name, part in tensors.items()}) for i in range(len(settled.leader))}
-
-
-def restore_nodes(start: Any, memories: Mapping[int, ClientMemory], num_nodes: int) -> tuple[Nodes, Settled]:
-    """Return the nodes as they are stored, or all at the start."""
-    nodes = stack_start(start, num_nodes)
-    if not memories:
-        return nodes, Settled(torch.zeros(num_nodes, start.layout.size, dtype=torch.bool), torch.full((num_nodes,), SEARCHING))
-    stored = {name: torch.stack([memories[i].vectors[name] for i in range(num_nodes)]) for name in memories[0].vectors}
-    settled = Settled(stored.pop(SUPPORT), stored.pop(LEADER))
-    return nodes._replace(**stored), settled
+def bytes_of_nodes(
+    steps: Sequence[MixingStep], lengths: Int64[np.ndarray, "n s"]
+) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+    """Return the bytes that each node sent and received, from the lengths of its messages in each step."""
+    sent = sum(count_receivers(step) * sizes for step, sizes in zip(steps, lengths.T, strict=True))
+    received = sum(np.where(step.weights > 0, sizes[step.senders], 0).sum(1) for step, sizes in zip(steps, lengths.T, strict=True))
+    return np.asarray(sent), np.asarray(received)
