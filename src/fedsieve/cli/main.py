@@ -10,6 +10,7 @@ from typing import Any, Literal
 from cyclopts import App, CycloptsError, Parameter
 
 from fedsieve import __version__
+from fedsieve.cli.cluster import is_rank, run_rank
 from fedsieve.cli.options import convert_tokens, merge_config_files, parse_words
 from fedsieve.cli.welcome import welcome_text
 from fedsieve.formatting import PlainConsole
@@ -62,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
         if not words:
             print(welcome_text())
             return EXIT_OK
-        result = run_command(words)
+        result = run_rank(run_command, words) if is_rank() else run_command(words)
     except KeyboardInterrupt as stopped:
         if argv is None:  # the process ends here: another Ctrl-C would only interrupt the message
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -86,9 +87,11 @@ def _is_expected(error: RuntimeError) -> bool:
     return type(error).__module__.startswith("fedsieve.")
 
 
-def run_command(words: list[str]) -> Any:
-    """Parse the words once and run the command."""
+def run_command(words: list[str], *cluster: Any) -> Any:
+    """Parse the words once and run the command, on a cluster with the connections of this process."""
     name = next((word for word in words if not word.startswith("-")), "")
+    if cluster and name != "train":
+        raise ValueError(f"a cluster runs fedsieve train, and not fedsieve {name}; start it without torchrun")
     asked = [word for word in words if word in (*HELP_WORDS, SHOW_ALL)]
     if name not in COMMANDS:
         return build_app(name, {})(["--help" if word == SHOW_ALL else word for word in words], exit_on_error=False, print_error=False)
@@ -96,7 +99,7 @@ def run_command(words: list[str]) -> Any:
     rest.remove(name)
     values = merge_config_files(parse_words(rest), may_resume=name == "train")
     if not asked:
-        return getattr(import_module(COMMANDS[name][0]), name)(values)
+        return getattr(import_module(COMMANDS[name][0]), name)(values, *cluster)
     return build_app(name, values, show_all=SHOW_ALL in asked)([name, "--help"])
 
 

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedsieve.cli.console import show_result
 from fedsieve.cli.help import documented_command
 from fedsieve.core.settings import build_settings, field_types, parse_settings
 from fedsieve.experiments import runner
+from fedsieve.experiments.cluster import require_cluster
 from fedsieve.experiments.config import RunConfig
 from fedsieve.experiments.config_io import build_config, parse_names, section_classes, setting_types
 from fedsieve.experiments.resolve import ResolvedRun, resolve
@@ -23,6 +25,7 @@ from fedsieve.experiments.tasks import TASKS, default_options, get_task
 from fedsieve.experiments.trackers import Tracker, check_installed
 from fedsieve.report.html.page import write_default_report
 from fedsieve.runtime.privacy import read_secret
+from fedsieve.runtime.ranks import ClusterError, Ranks
 from fedsieve.storage import run_directory
 from fedsieve.storage.run_log import CheckpointInterval
 from fedsieve.studies.tuning import tune_run
@@ -42,6 +45,8 @@ class TrainOptions:
     """directory of an interrupted run: it resumes to the same bits with its own settings; only --rounds may be raised"""
     secret_file: Path | None = None
     """file with the secret that the noise and the cohorts of a private run follow from (default: privacy.key in its directory, new)"""
+    rank_timeout: float | None = None
+    """on a cluster: seconds that a process waits for another before the run ends (default: 600)"""
     trust: bool = False
     """import and call a PACKAGE.MODULE:FACTORY that the file of --config or --resume names; --model on the command line needs no flag"""
     tracker: Tracker | None = None
@@ -74,8 +79,11 @@ def document(values: Mapping[str, Any], *, show_all: bool) -> Callable[..., None
     return documented_command(types, classes, {f"algorithm.{name}": value for name, value in defaults.items()}, show_all=show_all)
 
 
-def train(values: Mapping[str, Any]) -> int:
-    """Train one model with one algorithm and write a run directory; `values` are the settings by key."""
+def train(values: Mapping[str, Any], ranks: Ranks | None = None) -> int:
+    """Train one model with one algorithm and write a run directory; `values` are the settings by key.
+
+    On a cluster rank 0 does so, and the others train what it sends them.
+    """
     task, algorithm_name = parse_names(values, "--")
     require_recipes(algorithm_name, values.get("algorithm.recipe"))
     parsed = parse_settings(option_types(task, algorithm_class(algorithm_name)), values, "--")
@@ -83,18 +91,22 @@ def train(values: Mapping[str, Any]) -> int:
     config = build_config(parsed)
     run = resolve(config)
     out, quiet = options.out, options.quiet
+    join_cluster(run, options, ranks)
+    if ranks is not None and ranks.number:
+        runner.follow_run(run, ranks)
     check_installed(options.tracker)
     if options.secret_file is not None:
         if run.algorithm.privacy is None:
             raise ValueError("--secret-file has no effect without privacy.noise-multiplier; set privacy.noise-multiplier too")
         read_secret(options.secret_file)
     if options.resume is not None:
-        return resume_training(run, options, interval)
+        return resume_training(run, options, interval, ranks)
     if options.tune_trials is not None:
         trials = (Path("runs") if out is None else out.parent) / "tuning" / run.id
         run = tune_run(run, options.tune_trials, trials, fixed_options=changed_options(config), quiet=quiet)
-    simulation = Simulation(run)
+    simulation = Simulation(run, ranks)
     simulation.validate()
+    runner.compare_with_ranks(run, simulation)
     folder = run_directory.create_run_dir(out or Path("runs") / run.id, explicit=out is not None)
     with hint_resume(f"fedsieve train --resume {folder}"):
         result = runner.start_run(run, simulation, folder, interval, quiet=quiet, tracker=options.tracker, secret_file=options.secret_file)
@@ -103,7 +115,21 @@ def train(values: Mapping[str, Any]) -> int:
     return 0
 
 
-def resume_training(run: ResolvedRun, options: TrainOptions, interval: CheckpointInterval) -> int:
+def join_cluster(run: ResolvedRun, options: TrainOptions, ranks: Ranks | None) -> None:
+    """Validate the options that concern a cluster, and set how long its ranks wait for each other."""
+    if ranks is None:
+        if options.rank_timeout is not None:
+            raise ValueError("--rank-timeout applies to a cluster, and torchrun has not started this process; leave it out")
+        return
+    if options.rank_timeout is not None and not 0 < options.rank_timeout < inf:
+        raise ValueError(f"--rank-timeout must be above 0 seconds and finite; got {options.rank_timeout:g}")
+    if options.tune_trials is not None:
+        raise ValueError("--tune-trials trains many runs on one machine, and torchrun has started a cluster for one; tune without torchrun")
+    require_cluster(run, ranks.count)
+    ranks.seconds = options.rank_timeout or ranks.seconds
+
+
+def resume_training(run: ResolvedRun, options: TrainOptions, interval: CheckpointInterval, ranks: Ranks | None) -> int:
     """Resume an interrupted run in its directory."""
     folder, quiet = options.resume, options.quiet
     assert folder is not None
@@ -113,7 +139,9 @@ def resume_training(run: ResolvedRun, options: TrainOptions, interval: Checkpoin
     needs_report = result is None or not (folder / run_directory.REPORT).exists()  # the disk was full after the result was written
     if result is None:
         with hint_resume(f"fedsieve train --resume {folder}"):
-            result = runner.resume_run(run, folder, interval, quiet=quiet, tracker=options.tracker, secret_file=options.secret_file)
+            result = runner.resume_run(
+                run, folder, interval, quiet=quiet, tracker=options.tracker, secret_file=options.secret_file, ranks=ranks
+            )
     elif not quiet:
         print(f"{folder} is finished, all {run.rounds} rounds; nothing is changed", file=sys.stderr)
     if needs_report:
@@ -132,8 +160,10 @@ def changed_options(config: RunConfig) -> frozenset[str]:
 
 @contextmanager
 def hint_resume(command: str) -> Iterator[None]:
-    """Add the command that resumes the run to a KeyboardInterrupt."""
+    """Add the command that resumes the run to a KeyboardInterrupt or to the error of a cluster."""
     try:
         yield
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"go on with: {command}") from None
+    except ClusterError as error:
+        raise ClusterError(f"{error}; what was finished is kept, start the ranks again with: {command}") from None

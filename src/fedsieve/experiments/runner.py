@@ -4,12 +4,14 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedsieve import __version__
 from fedsieve.algorithms.gated import GatedAlgorithm
 from fedsieve.core.random import derive_key
 from fedsieve.data import user_files
@@ -27,10 +29,12 @@ from fedsieve.objectives.linear import Linear
 from fedsieve.runtime import evaluation
 from fedsieve.runtime.buffers import append_buffers, buffer_state
 from fedsieve.runtime.client_memory import describe_memory, memory_bytes, physical_memory
+from fedsieve.runtime.cluster import ClusterExchange
 from fedsieve.runtime.evaluation import MeasuredRound, RunState, measure_rounds
 from fedsieve.runtime.failures import FaultyExchange
 from fedsieve.runtime.hierarchy import Hierarchy
 from fedsieve.runtime.privacy import epsilon_by_round, new_secret, read_secret
+from fedsieve.runtime.ranks import ClusterError, Ranks
 from fedsieve.runtime.refit import Refit
 from fedsieve.runtime.rounds import RoundResult, initial_server, train
 from fedsieve.storage import checkpoint, run_directory
@@ -70,9 +74,10 @@ def run_rounds(
     state = state or initial_state(run, simulation)
     if run.topology.is_gossip:
         return run_gossip(run, simulation, state)
-    exchange = engine = simulation.make_exchange(simulation.client_data, run.seed)
+    engine = simulation.make_exchange(simulation.client_data, run.seed)
+    exchange = simulation.divide_among_ranks(engine)
     if run.topology.name == TREE:
-        exchange = Hierarchy(exchange=engine, num_clients=run.federation.clients, levels=run.topology.levels)
+        exchange = Hierarchy(exchange=exchange, num_clients=run.federation.clients, levels=run.topology.levels)
     server_exchange = None
     if run.federation.server_examples:
         server_exchange = simulation.make_exchange(simulation.server_data, derive_key(run.seed, "tune"))
@@ -139,6 +144,37 @@ def run_gossip(run: ResolvedRun, simulation: Simulation, state: RunState) -> Ite
         extra_columns=columns,
         seconds_before=state.seconds,
     )
+
+
+def follow_run(run: ResolvedRun, ranks: Ranks) -> None:
+    """Train the clients or nodes of a rank other than 0; raise RunEnded when rank 0 ends the run."""
+    torch.set_num_threads(1)
+    simulation = Simulation(run, ranks)
+    simulation.validate()
+    compare_with_ranks(run, simulation)
+    if run.topology.is_gossip:
+        for _ in simulation.make_gossip().train(initial_state(run, simulation).server, run.rounds, 0, {}):
+            raise AssertionError("only rank 0 has rounds")
+        ranks.wait_for_end()
+    else:
+        engine = simulation.make_exchange(simulation.client_data, run.seed)
+        ClusterExchange(context=engine.context, data=engine.data, ranks=ranks).serve()
+
+
+def compare_with_ranks(run: ResolvedRun, simulation: Simulation) -> None:
+    """Raise ClusterError at rank 0 if another rank has other settings, data or software."""
+    if (ranks := simulation.ranks) is None:
+        return
+    about = describe_run(run, simulation)
+    found = {"settings": run.settings_dict, **{name: about[name] for name in MUST_MATCH}, "version of fedsieve": __version__}
+    own = {name: torch.tensor(list(blake2b(json.dumps(value).encode()).digest())) for name, value in found.items()}
+    if ranks.number:
+        ranks.answer(own)
+        return
+    for rank in ranks.others:
+        theirs = ranks.receive(rank)
+        if other := [name for name in own if not torch.equal(theirs.get(name, torch.zeros(0)), own[name])]:
+            raise ClusterError(f"rank {rank} has other {', '.join(other)} than rank 0; give all ranks the same options and files")
 
 
 def link_columns(result: RoundResult) -> dict[str, Any]:
@@ -291,12 +327,14 @@ def resume_run(
     quiet: bool,
     tracker: Tracker | None = None,
     secret_file: Path | None = None,
+    ranks: Ranks | None = None,
 ) -> dict[str, Any]:
     """Resume a run from its last valid checkpoint. If it has more rounds than before, its schedules follow the new number from here."""
     with run_directory.lock(folder):
         secret = load_secret(run, folder, secret_file)
-        simulation = Simulation(run)
+        simulation = Simulation(run, ranks)
         simulation.validate()
+        compare_with_ranks(run, simulation)
         done, damaged = load_history(folder, initial_state(run, simulation), run.settings_dict, run.rounds)
         for text in damaged:
             print(escape_controls(f"note: skipped checkpoint {text}; an older one is used"), file=sys.stderr)

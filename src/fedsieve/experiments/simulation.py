@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedsieve.algorithms.gossip import node_rules
 from fedsieve.core.reply_validation import ReplyLimits
-from fedsieve.core.types import CsrMatrix, Traffic
+from fedsieve.core.types import CsrMatrix, Exchange, Traffic
 from fedsieve.data import standardization, user_files
 from fedsieve.data.federated_dataset import FederatedDataset, Matrix, PartitionSpec
 from fedsieve.data.standardization import Standardizer
@@ -31,20 +31,22 @@ from fedsieve.runtime import metrics, simulate
 from fedsieve.runtime.batched import BatchedEngine
 from fedsieve.runtime.client_data import ClientData
 from fedsieve.runtime.client_memory import require_memory
+from fedsieve.runtime.cluster import ClusterExchange
 from fedsieve.runtime.context import RunContext
-from fedsieve.runtime.delivery import InMemory
+from fedsieve.runtime.delivery import AmongRanks, InMemory
 from fedsieve.runtime.gossip import Gossip
 from fedsieve.runtime.local_training import ClientEngine
 from fedsieve.runtime.loop import LoopEngine
+from fedsieve.runtime.ranks import Ranks
 from fedsieve.runtime.rounds import Population, RoundResult, cohort_size
 from fedsieve.runtime.sparse_training import require_restricted_steps
 
 
 class Simulation:
-    """The data of a run as tensors; it is generated or loaded once."""
+    """The data of a run as tensors; it is generated or loaded once. Every rank of a cluster has all of it and trains some clients."""
 
-    def __init__(self, run: ResolvedRun) -> None:
-        self.run = run
+    def __init__(self, run: ResolvedRun, ranks: Ranks | None = None) -> None:
+        self.run, self.ranks = run, ranks
         spread = PartitionSpec(run.federation.clients, run.federation.partition, run.federation.alpha)
         self.dataset: FederatedDataset = run.task_spec.load(run.data, spread, run.seed, run.federation.server_examples)
         if run.evaluate_on is EvaluationSplit.VALIDATION:
@@ -95,7 +97,7 @@ class Simulation:
     def with_config(self, run: ResolvedRun) -> "Simulation":
         """Return the same data for another algorithm."""
         other = Simulation.__new__(Simulation)
-        other.run, other.dataset = run, self.dataset
+        other.run, other.dataset, other.ranks = run, self.dataset, self.ranks
         return other
 
     @cached_property
@@ -215,15 +217,15 @@ class Simulation:
 
     def make_gossip(self) -> Gossip:
         """Return the run without a server."""
-        run, exchange = self.run, self.make_exchange(self.client_data, self.run.seed)
+        run, exchange, num_nodes = self.run, self.make_exchange(self.client_data, self.run.seed), len(self.examples_per_client)
         assert isinstance(exchange.client_engine, ClientEngine), "`validate` refuses sparse examples"
         return Gossip(
             rules=node_rules(run.algorithm, run.algorithm_name),
             engine=exchange.client_engine,
-            topology=run.topology.make_graph(len(self.examples_per_client)),
+            topology=run.topology.make_graph(num_nodes),
             mixing_steps=run.topology.num_mixing_steps,
             failures=run.failures,
-            delivery=InMemory(len(self.examples_per_client)),
+            delivery=InMemory(num_nodes) if self.ranks is None else AmongRanks(num_nodes, self.ranks),
             sample_bytes=run.byte_counting is ByteCounting.SAMPLED,
         )
 
@@ -245,6 +247,10 @@ class Simulation:
         )
         sample_bytes = run.byte_counting is ByteCounting.SAMPLED
         return simulate.make_exchange(context, client_data, engine=run.engine, sample_bytes=sample_bytes, workers=run.workers)
+
+    def divide_among_ranks(self, engine: LoopEngine | BatchedEngine) -> Exchange:
+        """Return the exchange in which the ranks of the cluster do what the engine does; without a cluster the engine."""
+        return engine if self.ranks is None else ClusterExchange(context=engine.context, data=engine.data, ranks=self.ranks)
 
     def evaluate(self, theta: Tensor) -> dict[str, float]:
         """Return the test metrics of a parameter vector, on original examples."""

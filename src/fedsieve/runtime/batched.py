@@ -72,7 +72,7 @@ class BatchedEngine:
         kept = {client: memories.by_client[client] for client in clients if client in memories.by_client}
         downlink, uplink, stacks, jobs = Traffic(), Traffic(), [], []
         # a client that caught up starts from weights of its own; all others start from the broadcast
-        for group in [[client] for client in clients] if self.context.has_catch_up else [clients]:
+        for group in self.context.message_groups(clients):
             message = messages[group[0]]
             downlink = downlink + wire.measure_traffic([message.encoded] * len(group))
             jobs += [Job(message.packet, chunk) for chunk in cache_sized_chunks(self.context, self.data, group)]

@@ -1,5 +1,6 @@
 """What the server and all clients of a run know before the first message."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -49,6 +50,10 @@ class RunContext:
     def has_catch_up(self) -> bool:
         """Whether clients receive different messages, which build on what they received before."""
         return self.support.memory is not None and self.support.memory.catch_up is not None
+
+    def message_groups(self, clients: Sequence[int]) -> list[list[int]]:
+        """Return the clients in groups that receive the same message: one group, or each client alone with catch-up messages."""
+        return [[client] for client in clients] if self.has_catch_up else [list(clients)]
 
     @cached_property
     def buffers(self) -> BufferState | None:
