@@ -1,7 +1,6 @@
 """The topologies study: the same nodes and rounds over a star and over graphs without a server."""
 
 from functools import partial
-from itertools import product
 
 from fedsieve.data.partition import Partition
 from fedsieve.data.synthetic import Synthetic
@@ -23,15 +22,19 @@ TOPOLOGIES: dict[str, tuple[TopologyConfig, Failures]] = {
     ONE_PEER: (TopologyConfig(name="exponential", one_peer=True), Failures()),
     CHURN: (TopologyConfig(name="exponential", one_peer=True), Failures(dropout=0.1)),
 }
+COMPARED = (STAR, ONE_PEER)
+"""The topologies with all seeds; the others have the first one."""
 BASELINES = ("flops-pa", "fed-iter-ht", "fed-ef", "fed-avg")
 """Over the exponential graph; the last three are DIHT, CHOCO-SGD and dense DFedAvg there."""
 
 
 def topologies_study(scale: Scale) -> Study:
     """The default algorithm over every topology, the others over one; all nodes have equally many examples and take part in every round."""
-    pairs = [(REFERENCE_ALGORITHM, name) for name in TOPOLOGIES] + [(name, "exponential") for name in BASELINES]
+    cells = [("lr", REFERENCE_ALGORITHM, name) for name in TOPOLOGIES] + [("lr", name, "exponential") for name in BASELINES]
+    if not scale.is_smoke_test:
+        cells += [("lg", REFERENCE_ALGORITHM, name) for name in (STAR, "ring", "exponential", ONE_PEER)]
     conditions = []
-    for task, (algorithm_name, name) in product(("lr",) if scale.is_smoke_test else ("lr", "lg"), pairs):
+    for task, algorithm_name, name in cells:
         topology, failures = TOPOLOGIES[name]
         gap = 1.0 if name == STAR else round(topology.make_graph(scale.clients).spectral_gap, 5)
         run = partial(
@@ -47,5 +50,5 @@ def topologies_study(scale: Scale) -> Study:
             algorithm={} if scale.local_steps is None else {"local_steps": scale.local_steps},
         )
         label = {"task": task, "algorithm": algorithm_name, "topology": name, "gap": gap}
-        conditions.append(Condition(label=label, config_for_seed=run, seeds=scale.sweep_seeds))
+        conditions.append(Condition(label=label, config_for_seed=run, seeds=scale.sweep_seeds[: None if name in COMPARED else 1]))
     return paper.build_study("topologies", scale, conditions)
