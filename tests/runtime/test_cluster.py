@@ -19,6 +19,7 @@ from fedsieve.runtime.ranks import ClusterError, Ranks, RunEnded
 from helpers.runs import small_run, train_run
 
 pytestmark = pytest.mark.usefixtures("few_test_rows")
+LONG = pytest.mark.long
 NODES = FederationConfig(clients=7, partition=Partition.IID)
 
 
@@ -76,7 +77,7 @@ def star_run(algorithm, **settings):
     return small_run(algorithm, **({"precision": Precision.DOUBLE, "rounds": 3} | settings))
 
 
-@pytest.mark.parametrize("algorithm", ["flops", "sieve", "stc", "fed-ef"])
+@pytest.mark.parametrize("algorithm", ["flops", "stc", pytest.param("sieve", marks=LONG), pytest.param("fed-ef", marks=LONG)])
 def test_a_star_over_ranks_gives_the_bits_and_bytes_of_the_simulation(algorithm):
     """Gradients, quantized weights, clients with memory that catch up or receive the broadcast."""
     run = star_run(algorithm)
@@ -86,13 +87,12 @@ def test_a_star_over_ranks_gives_the_bits_and_bytes_of_the_simulation(algorithm)
 @pytest.mark.parametrize(
     "settings",
     [
-        {"topology": TopologyConfig(name="tree")},
-        {"failures": Failures(dropout=0.5, malicious_fraction=0.3, attack=Attack.RANDOM)},
-        {"refit": True},
-        {"federation": FederationConfig(clients=12, participation=0.5, server_examples=60)},
-        {"task": "mc", "engine": Engine.BATCHED},
+        pytest.param({"failures": Failures(dropout=0.5, malicious_fraction=0.3, attack=Attack.RANDOM)}, id="failures"),
+        pytest.param({"topology": TopologyConfig(name="tree")}, id="tree", marks=LONG),
+        pytest.param({"refit": True}, id="refit", marks=LONG),
+        pytest.param({"federation": FederationConfig(clients=12, participation=0.5, server_examples=60)}, id="server examples", marks=LONG),
+        pytest.param({"task": "mc"}, id="classes", marks=LONG),
     ],
-    ids=["tree", "failures", "refit", "server examples", "classes"],
 )
 def test_what_surrounds_an_exchange_works_over_ranks(settings):
     run = star_run("flops-pa", **settings)
@@ -108,9 +108,9 @@ def gossip_run(algorithm, failures=None, **topology):
     ("algorithm", "topology", "dropout"),
     [
         ("sieve", {"name": "exponential", "one_peer": True}, 0.3),
-        ("flops-pa", {"name": "ring"}, 0.0),
+        pytest.param("flops-pa", {"name": "ring"}, 0.0, marks=LONG),
         ("fed-ef", {"name": "erdos-renyi"}, 0.0),
-        ("fed-avg", {"name": "complete"}, 0.0),
+        pytest.param("fed-avg", {"name": "complete"}, 0.0, marks=LONG),
     ],
 )
 def test_nodes_on_ranks_have_the_bits_and_bytes_of_the_simulation(algorithm, topology, dropout):

@@ -166,4 +166,4 @@ def hint_resume(command: str) -> Iterator[None]:
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"go on with: {command}") from None
     except ClusterError as error:
-        raise ClusterError(f"{error}; what was finished is kept, start the ranks again with: {command}") from None
+        raise ClusterError(f"{error}; what was finished is kept; go on, with or without torchrun: {command}") from None

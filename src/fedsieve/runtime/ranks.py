@@ -13,13 +13,17 @@ from datetime import timedelta
 from enum import IntEnum
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from safetensors.torch import load, save
+from safetensors.numpy import save
+from safetensors.torch import load
 from torch import Tensor
 
 DEFAULT_SECONDS = 600.0
 """How long a rank waits for another. It includes local training of the other, and evaluation and checkpoints at rank 0."""
+PREFIX_BYTES, HEAD_BYTES = 16, 16_384
+"""A message has its kind and its length in front, and goes in one piece of this size, or in two: a piece costs more than its bytes."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 Tensors = Mapping[str, Tensor]
 Sending = list[tuple[int, Any]]
@@ -54,6 +58,8 @@ class Ranks:
     """how long to wait for another rank"""
     answers: Sending = field(default_factory=list, repr=False)
     """the last message to rank 0, while it is under way"""
+    expected: dict[int, tuple[Tensor, Any]] = field(default_factory=dict, repr=False)
+    """where the next message of a rank will be: its sender need not ask first"""
 
     @property
     def number(self) -> int:
@@ -72,7 +78,10 @@ class Ranks:
 
     def start(self, messages: Mapping[int, Tensors]) -> Sending:
         """Begin to send a message to each of some ranks; `finish` waits until they have arrived."""
-        encoded = {id(message): save({name: value.contiguous() for name, value in message.items()}) for message in messages.values()}
+        encoded = {
+            id(message): save({name: np.ascontiguousarray(value.numpy(force=True)) for name, value in message.items()})
+            for message in messages.values()
+        }
         return [(rank, work) for rank, message in messages.items() for work in self._start(rank, Kind.TENSORS, encoded[id(message)])]
 
     def finish(self, sending: Sending) -> None:
@@ -87,15 +96,17 @@ class Ranks:
 
     def receive(self, rank: int) -> dict[str, Tensor]:
         """Return the next message of a rank. Raise ClusterError if it failed, ended or does not answer, RunEnded if the run is over."""
-        header = torch.zeros(2, dtype=torch.int64)
-        self._wait(self.group.recv([header], rank, 0), rank)
-        kind, length = header.tolist()
-        body = torch.zeros(length, dtype=torch.uint8)
-        if length:
-            self._wait(self.group.recv([body], rank, 0), rank)
+        head, work = self.expected.pop(rank, None) or self._expect(rank)
+        self._wait(work, rank)
+        kind, length = head[:PREFIX_BYTES].view(torch.int64).tolist()
+        data = head[PREFIX_BYTES : PREFIX_BYTES + length].numpy().tobytes()
+        if length > len(data):
+            rest = torch.empty(length - len(data), dtype=torch.uint8)
+            self._wait(self.group.recv([rest], rank, 0), rank)
+            data += rest.numpy().tobytes()
         if kind == Kind.END:
             raise RunEnded
-        data = body.numpy().tobytes()
+        self.expected[rank] = self._expect(rank)
         if kind == Kind.ERROR:
             raise ClusterError(f"rank {rank}: {data.decode()}")
         return load(data)
@@ -127,11 +138,14 @@ class Ranks:
             except RuntimeError:
                 continue
 
+    def _expect(self, rank: int) -> tuple[Tensor, Any]:
+        head = torch.empty(HEAD_BYTES, dtype=torch.uint8)
+        return head, self.group.recv([head], rank, 0)
+
     def _start(self, rank: int, kind: Kind, data: bytes) -> list[Any]:
-        parts = [torch.tensor([kind, len(data)], dtype=torch.int64)]
-        if data:
-            parts.append(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        return [self.group.send([part], rank, 0) for part in parts]
+        whole = torch.tensor([kind, len(data)], dtype=torch.int64).numpy().tobytes() + data
+        parts = [whole[:HEAD_BYTES].ljust(HEAD_BYTES, b"\0"), *filter(None, [whole[HEAD_BYTES:]])]
+        return [self.group.send([torch.frombuffer(bytearray(part), dtype=torch.uint8)], rank, 0) for part in parts]
 
     def _wait(self, work: Any, rank: int) -> None:
         try:
