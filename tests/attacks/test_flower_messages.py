@@ -5,11 +5,12 @@ from functools import cache
 
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedsieve import wire
 from fedsieve.core.types import Clock
-from fedsieve.deployment import flower
+from fedsieve.deployment import messages
 from fedsieve.deployment.config import deployment_config
 from fedsieve.deployment.flower import FlowerExchange, make_client_app
 from fedsieve.runtime.rounds import initial_broadcast
@@ -25,7 +26,7 @@ DEPLOYMENT = deployment_config(CONFIG, task.OBJECTIVE)
 def task_identity(monkeypatch):
     for name, value in (("task_id", 1), ("run_id", 1), ("node_id", 1)):
         monkeypatch.setattr(TaskIdentity, f"_{name}", value)
-    monkeypatch.setattr(flower, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(messages, "POLL_SECONDS", 0.001)
 
 
 def announcement(client, num_examples):
@@ -34,6 +35,8 @@ def announcement(client, num_examples):
 
 class AnnouncingGrid:
     """A grid whose nodes announce these numbers of examples."""
+
+    get_nodes = Grid.get_nodes
 
     def __init__(self, counts):
         self.counts, self.replies = counts, {}
@@ -54,9 +57,8 @@ class AnnouncingGrid:
 
 def claim(exchange, client, num_examples):
     """The n_k that the server uses for a reply with this claim."""
-    message = Message(RecordDict(), 100 + client, flower.TRAIN_MESSAGE)
-    reply = Message(RecordDict({"reply": announcement(client, num_examples)}), reply_to=message)
-    return exchange._num_examples(client, {client: message}, {client: reply})
+    message = Message(RecordDict(), 100 + client, messages.TRAIN_MESSAGE)
+    return exchange._num_examples(client, Message(RecordDict({"reply": announcement(client, num_examples)}), reply_to=message))
 
 
 def test_a_client_that_claims_2_to_the_62_examples_counts_as_ten_median_clients():
@@ -108,7 +110,9 @@ def malformed_content(chance):
     for _ in range(chance.choice([0, 0, 1, 3])):
         changed[chance.randrange(len(changed))] = chance.randrange(256)
     data = bytes(changed[: chance.randrange(len(changed))] if chance.random() < 0.2 else changed)
-    array = Array(dtype=chance.choice(["uint8", "float32"]), shape=(len(data),), stype=chance.choice([flower.PACKET_TYPE, "x"]), data=data)
+    array = Array(
+        dtype=chance.choice(["uint8", "float32"]), shape=(len(data),), stype=chance.choice([messages.PACKET_TYPE, "x"]), data=data
+    )
     content = {"packet": ArrayRecord({chance.choice(["packet", "packet", "other"]): array}), "clock": ConfigRecord(fields)}
     if chance.random() < 0.2:
         del content[chance.choice(list(content))]
@@ -125,7 +129,7 @@ def test_malformed_broadcasts_are_refused_and_crash_no_client():
     num_refused = 0
     for _ in range(NUM_MALFORMED):
         try:
-            app(Message(RecordDict(malformed_content(chance)), 1, flower.TRAIN_MESSAGE), context)
+            app(Message(RecordDict(malformed_content(chance)), 1, messages.TRAIN_MESSAGE), context)
         except wire.PacketError:
             num_refused += 1
     assert num_refused > 0.8 * NUM_MALFORMED

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsieve.deployment.flower import FLOWER_ERRORS
 from fedsieve.deployment.local_cluster import parse_json
+from fedsieve.deployment.messages import FLOWER_ERRORS
 from helpers.flower import (
     APP,
     CLIENTS,
@@ -125,7 +125,7 @@ def test_a_run_continues_without_a_killed_node_until_it_returns(cluster_and_fold
     cluster, folder = cluster_and_folder
     run_dir = folder / "node"
     slow = {"2": {"1": "slow"}, "3": {"0": "slow"}}  # time to kill it, and time for it to return
-    run = submit_run(cluster, run_dir, slow, **{"round-seconds": 120.0})
+    run = submit_run(cluster, run_dir, slow, **{"round-seconds": 120.0, "grace-seconds": 120.0})
     log = cluster.logs / "node-1.log"
     before = log.read_text(errors="replace").count("ROUND 2]")
     wait_until(lambda: rounds_done(run_dir) == 1)

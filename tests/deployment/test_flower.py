@@ -1,18 +1,20 @@
 """The exchange exchange Flower, with a grid in memory instead of processes."""
 
 import json
+import time
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedsieve import wire
 from fedsieve.core.random import server_sampler
 from fedsieve.core.types import Clock
-from fedsieve.deployment import flower
+from fedsieve.deployment import flower, messages
 from fedsieve.deployment.config import deployment_config
 from fedsieve.deployment.flower import FlowerExchange, QuorumError, make_client_app
 from fedsieve.deployment.server import deployed_model, run_server
@@ -32,7 +34,7 @@ def task_identity(monkeypatch):
     """Flower's messages belong to a task of a run; outside Flower's runtime the test sets it."""
     for name, value in (("task_id", 1), ("run_id", 1), ("node_id", 1)):
         monkeypatch.setattr(TaskIdentity, f"_{name}", value)
-    monkeypatch.setattr(flower, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(messages, "POLL_SECONDS", 0.001)
 
 
 class InMemoryGrid(Grid):
@@ -83,7 +85,7 @@ def corrupt_node(client, change):
 
     def run(message):
         reply = honest(message)
-        return reply if message.metadata.message_type == flower.ANNOUNCE_MESSAGE else change(reply)
+        return reply if message.metadata.message_type == messages.ANNOUNCE_MESSAGE else change(reply)
 
     return run
 
@@ -178,30 +180,112 @@ def test_nodes_announce_their_client_once_and_replies_are_in_client_order():
     assert exchange.wait_for_clients() == [0, 1, 2]
     for _ in range(2):
         assert [reply.client for reply in run_exchange(deployment, exchange).replies] == [0, 1, 2]
-    assert sorted(message_type for _, message_type in exchange.grid.asked) == [flower.ANNOUNCE_MESSAGE] * 3 + [flower.TRAIN_MESSAGE] * 6
+    assert sorted(message_type for _, message_type in exchange.grid.asked) == [messages.ANNOUNCE_MESSAGE] * 3 + [messages.TRAIN_MESSAGE] * 6
 
 
-def test_a_node_that_returns_with_another_id_serves_its_client_again():
+def test_a_node_that_returns_with_its_key_serves_its_client_again():
     deployment, exchange = build_exchange(honest_nodes())
     exchange.wait_for_clients()
-    del exchange.grid.nodes[101]
+    node = exchange.grid.nodes.pop(101)
     result = run_exchange(deployment, exchange)
     assert [reply.client for reply in result.replies] == [0, 2]
     assert result.rejected == [(1, "no node serves it")]
-    exchange.grid.nodes[500] = honest_node(1)
+    exchange.grid.nodes[101] = node
     assert [reply.client for reply in run_exchange(deployment, exchange).replies] == [0, 1, 2]
-    assert (500, flower.ANNOUNCE_MESSAGE) in exchange.grid.asked
 
 
-def test_of_two_nodes_for_one_client_the_newer_is_asked():
+@pytest.mark.parametrize("is_online", [True, False])
+def test_a_second_node_that_claims_a_client_is_refused_and_the_first_is_asked(is_online):
     deployment, exchange = build_exchange(honest_nodes())
     exchange.wait_for_clients()
-    exchange.grid.nodes[500] = honest_node(1)
+    first = exchange.grid.nodes.pop(101)
+    exchange.grid.nodes |= {500: honest_node(1)} | ({101: first} if is_online else {})
     run_exchange(deployment, exchange)
-    run_exchange(deployment, exchange)
-    assert exchange.directory.node_of(1) == 500
-    assert "client 1 is now served by node 500" in exchange.directory.errors()
-    assert exchange.grid.asked.count((101, flower.ANNOUNCE_MESSAGE)) == 1
+    exchange.grid.nodes[101] = first
+    assert [reply.client for reply in run_exchange(deployment, exchange).replies] == [0, 1, 2]
+    assert exchange.directory.node_of(1) == 101
+    assert "node 500: client 1 belongs to node 101" in exchange.directory.errors()
+    assert exchange.grid.asked.count((500, messages.TRAIN_MESSAGE)) == 0
+
+
+@pytest.mark.parametrize(("name", "is_accepted"), [("client-1", False), ("client-12", False), ("client-0", True), ("Lyon", True)])
+def test_a_key_that_is_registered_as_a_client_serves_only_this_client(name, is_accepted):
+    _, exchange = build_exchange({100: honest_node(2), 101: honest_node(1), 102: honest_node(0)})
+    exchange.grid.get_nodes = lambda: [NodeInfo(node_id=node, name=name if node == 102 else "") for node in exchange.grid.nodes]
+    exchange.wait_for_clients()
+    assert exchange.directory.node_of(0) == (102 if is_accepted else None)
+    assert (f"it announces client 0, and its key is registered as {name}" in exchange.directory.errors()) != is_accepted
+
+
+def test_a_node_for_a_client_that_does_not_exist_is_refused():
+    _, exchange = build_exchange(honest_nodes() | {500: lambda message: reply_with(client=3)(honest_node(2)(message))})
+    assert exchange.wait_for_clients() == [0, 1, 2]
+    assert sorted(exchange.directory.num_examples) == [0, 1, 2]
+    assert "node 500: it announces client 3, and there are 3" in exchange.directory.errors()
+
+
+# Nodes that do not answer
+
+
+def test_a_node_that_never_replies_delays_a_round_by_the_grace_period_only():
+    deployment, exchange = build_exchange(honest_nodes() | {101: corrupt_node(1, lambda _: None)}, round_seconds=600.0, grace_seconds=0.2)
+    exchange.wait_for_clients()
+    start = time.monotonic()
+    result = run_exchange(deployment, exchange)
+    assert 0.2 < time.monotonic() - start < 30
+    assert [reply.client for reply in result.replies] == [0, 2]
+    ((client, reason),) = result.rejected
+    assert client == 1 and reason.startswith("no reply within 0.")
+
+
+def test_bad_replies_do_not_count_for_the_quorum_that_ends_a_round():
+    """Two hostile clients of three reply at once; the honest one is waited for, whatever the grace period."""
+    calls = []
+
+    def reply_late(grid):
+        pull = grid.pull_messages
+
+        def pull_messages(identifiers):
+            calls.append(1)
+            return pull(identifiers) if len(calls) > 100 or grid.asked[int(identifiers[0]) - 1] != (100, messages.TRAIN_MESSAGE) else []
+
+        grid.pull_messages = pull_messages
+
+    hostile = {100 + client: corrupt_node(client, packet_with(data=b"nothing of the kind")) for client in (1, 2)}
+    deployment, exchange = build_exchange(honest_nodes() | hostile, quorum=0.3, round_seconds=60.0, grace_seconds=0.0)
+    exchange.wait_for_clients()
+    reply_late(exchange.grid)
+    assert [reply.client for reply in run_exchange(deployment, exchange).replies] == [0]
+
+
+def test_the_others_have_the_time_that_all_need_at_the_pace_of_the_quorum(monkeypatch):
+    clock = iter([100.0, 108.0, 127.0, 132.0])
+    monkeypatch.setattr(flower.time, "monotonic", lambda: next(clock))
+    deadline = flower.ReplyDeadline(600.0, min_replies=2, num_asked=5, grace_seconds=10.0)
+    deadline.note_replies(1)
+    deadline.note_replies(2)  # after 8 seconds
+    deadline.note_replies(3)
+    assert deadline.seconds == 8 * 5 / 2 + 10
+    assert [deadline.has_passed(), deadline.has_passed()] == [False, True]
+
+
+def test_a_node_that_does_not_announce_itself_does_not_keep_others_out():
+    """It is online from the start; the others come later, and the run starts when all are there."""
+    deployment, exchange = build_exchange({500: lambda _: None}, start_seconds=60.0, round_seconds=600.0, grace_seconds=0.2)
+    looks = []
+
+    def get_node_ids():
+        looks.append(1)
+        exchange.grid.nodes |= honest_nodes() if len(looks) == 3 else {}
+        return list(exchange.grid.nodes)
+
+    exchange.grid.get_node_ids = get_node_ids
+    start = time.monotonic()
+    exchange.wait_for_clients()
+    assert "node 500: it has not announced" in exchange.directory.errors()
+    exchange.grid.nodes[501] = lambda _: None  # another one in the run
+    assert [reply.client for reply in run_exchange(deployment, exchange).replies] == [0, 1, 2]
+    assert time.monotonic() - start < 30
 
 
 def test_a_run_below_the_quorum_does_not_start_and_lists_missing_nodes():
@@ -231,7 +315,7 @@ def test_a_run_starts_without_some_nodes_if_there_is_a_quorum():
 
 
 def test_nodes_that_appear_after_the_time_limit_are_not_asked(monkeypatch):
-    monkeypatch.setattr(flower, "POLL_SECONDS", 0.6)  # longer than start-seconds
+    monkeypatch.setattr(messages, "POLL_SECONDS", 0.6)  # longer than start-seconds
     _, exchange = build_exchange({})
     new_ids = iter(range(1000, 2000))
 
@@ -242,7 +326,7 @@ def test_nodes_that_appear_after_the_time_limit_are_not_asked(monkeypatch):
     exchange.grid.get_node_ids = add_node
     with pytest.raises(QuorumError, match="0 of 3 clients have a node"):
         exchange.wait_for_clients()
-    assert exchange.grid.asked == [(1000, flower.ANNOUNCE_MESSAGE)]
+    assert exchange.grid.asked == [(1000, messages.ANNOUNCE_MESSAGE)]
 
 
 def test_a_client_without_examples_is_never_sampled():
@@ -258,7 +342,7 @@ def test_below_the_quorum_clients_without_reply_are_asked_again():
 
     def reply_to_the_second_request(message):
         calls.append(message.metadata.message_type)
-        return None if calls.count(flower.TRAIN_MESSAGE) == 1 and calls[-1] == flower.TRAIN_MESSAGE else honest_node(1)(message)
+        return None if calls.count(messages.TRAIN_MESSAGE) == 1 and calls[-1] == messages.TRAIN_MESSAGE else honest_node(1)(message)
 
     deployment, exchange = build_exchange(honest_nodes() | {101: reply_to_the_second_request}, quorum=1.0)
     exchange.wait_for_clients()
@@ -266,7 +350,8 @@ def test_below_the_quorum_clients_without_reply_are_asked_again():
     plain, undisturbed = build_exchange(honest_nodes())
     undisturbed.wait_for_clients()
     expected = run_exchange(plain, undisturbed)
-    assert result.rejected == [(1, "no reply within 0.5 s")]
+    ((client, reason),) = result.rejected
+    assert client == 1 and reason.startswith("no reply within 0.")
     for one, other in zip(result.replies, expected.replies, strict=True):
         assert wire.encode(one.packet, deployment.message_id(Clock(1, 2))) == wire.encode(other.packet, deployment.message_id(Clock(1, 2)))
     assert result.uplink == expected.uplink and result.downlink.total == expected.downlink.total * 4 // 3
@@ -352,7 +437,7 @@ def test_a_node_without_partition_id_is_refused():
     for config in ({}, {"partition-id": "0"}):
         context = Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={})
         with pytest.raises(ValueError, match="partition-id"):
-            app(Message(RecordDict(), 1, flower.ANNOUNCE_MESSAGE), context)
+            app(Message(RecordDict(), 1, messages.ANNOUNCE_MESSAGE), context)
 
 
 def test_flower_overhead_is_the_message_size_without_the_packet():
@@ -361,9 +446,9 @@ def test_flower_overhead_is_the_message_size_without_the_packet():
     before = exchange.flower_overhead_down
     result = run_exchange(deployment, exchange)
     content = RecordDict(
-        {"packet": flower.to_array_record(b"x" * (result.downlink.total // 3)), "clock": ConfigRecord(Clock(1, 2)._asdict())}
+        {"packet": messages.to_array_record(b"x" * (result.downlink.total // 3)), "clock": ConfigRecord(Clock(1, 2)._asdict())}
     )
-    whole = flower.serialized_size(Message(content, 100, flower.TRAIN_MESSAGE, ttl=0.2, group_id="2"))
+    whole = messages.serialized_size(Message(content, 100, messages.TRAIN_MESSAGE, ttl=0.2, group_id="2"))
     assert abs(exchange.flower_overhead_down - before - 3 * (whole - result.downlink.total // 3)) < 3 * 40
 
 
@@ -448,7 +533,7 @@ def test_a_client_that_is_asked_again_gives_the_same_reply(method, tmp_path):
     def lose_every_third_reply(message):
         reply = honest(message)
         calls.append(message.metadata.message_type)
-        return None if calls.count(flower.TRAIN_MESSAGE) % 3 == 2 and calls[-1] == flower.TRAIN_MESSAGE else reply
+        return None if calls.count(messages.TRAIN_MESSAGE) % 3 == 2 and calls[-1] == messages.TRAIN_MESSAGE else reply
 
     honest, nodes[101] = nodes[101], lose_every_third_reply
     model, rows, _ = run_remembering(method, tmp_path, nodes, quorum=1.0, retries=3, round_seconds=0.05)

@@ -33,6 +33,7 @@ DEPLOYMENT_FIELDS = (
     "quorum",
     "retries",
     "round_seconds",
+    "grace_seconds",
     "start_seconds",
     "run_dir",
 )
@@ -66,6 +67,8 @@ class DeploymentConfig(RunContext):
     """how often an exchange below the quorum is repeated before the run stops"""
     round_seconds: float = 600.0
     """how long the server waits for the replies of one exchange"""
+    grace_seconds: float = 60.0
+    """how long the server waits for more replies at least when it has a quorum"""
     start_seconds: float = 300.0
     """how long the server waits for all clients before the first round"""
     reply_limits: ReplyLimits = ReplyLimits()  # noqa: RUF009
@@ -90,6 +93,8 @@ class DeploymentConfig(RunContext):
         for name in ("round_seconds", "start_seconds"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name.replace('_', '-')} must be above 0 and finite; got {getattr(self, name):g}")
+        if not 0 <= self.grace_seconds < float("inf"):
+            raise ValueError(f"grace-seconds must be at least 0 and finite; got {self.grace_seconds:g}")
         self.algorithm.final_budget(self.objective.layout)
 
     @property

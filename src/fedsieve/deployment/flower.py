@@ -1,51 +1,44 @@
-"""The exchange over Flower's grid. Outside the folder `flower`, the only file that imports flwr.
-
-A broadcast contains a packet and the clock. A reply contains a packet, the client's number and its number of examples n_k. fedsieve
-chooses the cohorts and encodes the packets; Flower only transports them, as typed byte arrays.
+"""The exchange over Flower's grid. fedsieve chooses the cohorts and encodes the packets; Flower only transports them.
 
 What a client keeps between its rounds is stored in its node's context, which belongs to a run of Flower. The server says on which round's
 memory a message builds. A node has two: the last that the server accepted, and that after its last reply.
 """
 
-import os
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
-from typing import Any, TypeGuard
 
-os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when flwr is first imported
-
-import numpy as np
-import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
 from fedsieve import wire
 from fedsieve.core.packets import Packet
 from fedsieve.core.types import NO_MEMORIES, ClientMemories, ClientMemory, Clock, ExchangeResult, Reply, Traffic
 from fedsieve.deployment.config import DeploymentConfig
+from fedsieve.deployment.messages import (
+    MEMORY_KEY,
+    PACKET_TYPE,
+    TRAIN_MESSAGE,
+    PendingReplies,
+    clock_record,
+    is_count,
+    load_memories,
+    packet_bytes,
+    parse_clock,
+    parse_reply,
+    pause,
+    serialized_size,
+    to_array_record,
+    to_memory_record,
+)
+from fedsieve.deployment.nodes import NodeDirectory
 from fedsieve.runtime.buffers import num_buffer_values
 from fedsieve.runtime.client_memory import choose_messages
 from fedsieve.runtime.loop import LoopEngine
 
-PACKET_TYPE, MEMORY_TYPE = "fedsieve.packet.v1", "fedsieve.memory.v1"
-MEMORY_KEY = "memory"
-"""In a broadcast, the round of the memory on which it builds; in a reply, the rounds of the memories that the node has."""
-TRAIN_MESSAGE, ANNOUNCE_MESSAGE = "train", "query.announce"
-FLOWER_ERRORS = {
-    ErrorCode.MESSAGE_UNAVAILABLE: "it did not reply in time",
-    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "its reply came too late",
-    ErrorCode.NODE_UNAVAILABLE: "its node is offline",
-}
-"""Errors that Flower returns for a node without a reply, and how we report them."""
-MAX_ROUNDS = 1 << 31
 MAX_CLAIM_RATIO = 10
 """Largest number of examples that counts, over the median of those that clients announced: a client cannot outweigh all others."""
-POLL_SECONDS = 0.25
-"""Seconds between two requests for replies."""
 
 
 class QuorumError(RuntimeError):
@@ -99,29 +92,6 @@ def client_record(engine: LoopEngine, client: int, state: RecordDict) -> ConfigR
     return ConfigRecord(record | ({MEMORY_KEY: rounds} if rounds else {}))
 
 
-def to_memory_record(memories: Sequence[ClientMemory]) -> ArrayRecord:
-    """Return the memories of one client as Flower's record; an array is named by its round and vector, such as "7.residual"."""
-    arrays = {f"{memory.round}.{name}": vector.numpy(force=True) for memory in memories for name, vector in memory.vectors.items()}
-    return ArrayRecord(
-        {name: Array(dtype=str(one.dtype), shape=one.shape, stype=MEMORY_TYPE, data=one.tobytes()) for name, one in arrays.items()}
-    )
-
-
-def load_memories(state: RecordDict, record_key: str = MEMORY_KEY) -> dict[int, ClientMemory]:
-    """Return the memories in the state of a node, by round."""
-    memories: dict[int, ClientMemory] = {}
-    for key, array in state.array_records.get(record_key, ArrayRecord()).items():
-        round, _, name = key.partition(".")
-        vector = torch.from_numpy(np.frombuffer(array.data, array.dtype).copy())
-        memories.setdefault(int(round), ClientMemory(int(round), {})).vectors[name] = vector
-    return memories
-
-
-def to_array_record(data: bytes) -> ArrayRecord:
-    """Wrap a packet's bytes in Flower's record."""
-    return ArrayRecord({"packet": Array(dtype="uint8", shape=(len(data),), stype=PACKET_TYPE, data=data)})
-
-
 # Server
 
 
@@ -145,7 +115,7 @@ class FlowerExchange:
     def __init__(self, deployment: DeploymentConfig, grid: Grid) -> None:
         self.deployment = deployment
         self.grid = grid
-        self.directory = NodeDirectory(grid)
+        self.directory = NodeDirectory(grid, deployment.clients)
         self.max_counted_examples = 1
         """limit of a client's n_k, set when the clients have announced themselves"""
         self.flower_overhead_down = self.flower_overhead_up = 0
@@ -215,36 +185,48 @@ class FlowerExchange:
             for client in clients
             if (node := self.directory.node_of(client)) is not None
         }
-        received = send_and_receive(self.grid, messages, timeout)
         down, up = sum((wire.measure_traffic([encoded[client]]) for client in messages), Traffic()), Traffic()
         self.flower_overhead_down += sum(map(serialized_size, messages.values())) - down.total
-        replies, rejected = [], []
-        self.flower_overhead_up += sum(
-            serialized_size(reply) - len(packet_bytes(reply)) for reply in received.values() if reply.has_content()
-        )
-        for client in clients:
-            data = packet_bytes(received[client]) if client in received else b""
+        replies: dict[int, Reply] = {}
+        reasons: dict[int, str] = {}
+        deadline = ReplyDeadline(timeout, min_replies, len(messages), self.deployment.grace_seconds)
+        for client, received in self._receive(messages, deadline):
+            data = packet_bytes(received)
+            self.flower_overhead_up += serialized_size(received) - len(data) if received.has_content() else 0
             try:
-                num_examples = self._num_examples(client, messages, received)
-                self.directory.note_memories(client, received[client])
+                num_examples = self._num_examples(client, received)
+                self.directory.note_memories(client, received)
                 self._check_size(data)
                 reply = wire.decode(data, message_id, self.deployment.objective.layout.size, support)
-                replies.append(Reply(client, reply, num_examples))
+                replies[client] = Reply(client, reply, num_examples)
+                deadline.note_replies(len(replies))
                 up = up + wire.measure_traffic([wire.encode(reply, message_id, support)])
             except wire.PacketError as error:
-                rejected.append((client, str(error)))
+                reasons[client] = str(error)
                 up = up + Traffic(total=len(data), header=len(data))  # a rejected reply is counted as a whole
+        late = f"no reply within {deadline.seconds:.3g} s"
+        rejected = [
+            (client, reasons.get(client, late if client in messages else "no node serves it"))
+            for client in clients
+            if client not in replies
+        ]
         has_memory = self.deployment.support.memory is not None
-        kept = {reply.client: ClientMemory(clock.round, {}) for reply in replies} if has_memory else {}
-        return ExchangeResult(replies, rejected, down, up, kept)
+        kept = {client: ClientMemory(clock.round, {}) for client in replies} if has_memory else {}
+        return ExchangeResult(list(replies.values()), rejected, down, up, kept)
 
-    def _num_examples(self, client: int, messages: Mapping[int, Message], replies: Mapping[int, Message]) -> int:
-        """Return a client's n_k, or raise PacketError if it did not reply for itself."""
-        if client not in messages:
-            raise wire.PacketError("no node serves it")
-        if client not in replies:
-            raise wire.PacketError(f"no reply within {self.deployment.round_seconds:g} s")
-        sender, num_examples = parse_reply(replies[client])
+    def _receive(self, messages: Mapping[int, Message], deadline: "ReplyDeadline") -> Iterator[tuple[int, Message]]:
+        """Send the messages and yield the replies that arrive in time, each with its client."""
+        pending = PendingReplies(self.grid)
+        pending.send(messages)
+        while True:
+            yield from pending.receive()
+            if not pending.waiting or deadline.has_passed():
+                return
+            pause()
+
+    def _num_examples(self, client: int, reply: Message) -> int:
+        """Return a client's n_k, or raise PacketError if the reply is an error or of another client."""
+        sender, num_examples = parse_reply(reply)
         if sender != client:
             raise wire.PacketError(f"its node replied for client {sender}")
         if num_examples != (announced := self.directory.num_examples[client]):
@@ -260,157 +242,23 @@ class FlowerExchange:
             raise wire.PacketError(f"oversized: {len(data)} bytes; no reply of this model has more than {limit}")
 
 
-class NodeDirectory:
-    """Which node serves which client. A node announces its client when it is asked; a node that returns has a new id."""
+class ReplyDeadline:
+    """When an exchange ends: after `timeout` seconds without a quorum, and otherwise not much later than the quorum.
 
-    def __init__(self, grid: Grid) -> None:
-        self.grid = grid
-        self.num_examples: dict[int, int] = {}
-        """announced n_k of each client"""
-        self._example_shapes: dict[int, tuple[int, ...]] = {}
-        self._memory_rounds: dict[int, list[int]] = {}
-        self._nodes: dict[int, int] = {}
-        self._online: set[int] = set()
-        self._node_errors: dict[int, str] = {}
+    The clients outside the quorum have the time that all clients need at the quorum's pace, and `grace_seconds` more.
+    """
 
-    @property
-    def example_shape(self) -> tuple[int, ...]:
-        """The shape of one example that most clients announced."""
-        return Counter(self._example_shapes.values()).most_common(1)[0][0]
+    def __init__(self, timeout: float, min_replies: int, num_asked: int, grace_seconds: float) -> None:
+        self.start = time.monotonic()
+        self.seconds = timeout
+        self.min_replies, self.num_asked, self.grace_seconds = min_replies, num_asked, grace_seconds
 
-    def node_of(self, client: int) -> int | None:
-        """Return the node of a client, or None if it is offline."""
-        node = self._nodes.get(client)
-        return node if node in self._online else None
+    def note_replies(self, num_valid: int) -> None:
+        """Shorten the time when the quorum is reached."""
+        if num_valid == self.min_replies:
+            quorum_seconds = time.monotonic() - self.start
+            self.seconds = min(self.seconds, quorum_seconds * self.num_asked / self.min_replies + self.grace_seconds)
 
-    def has_memory(self, client: int, round: int) -> bool:
-        """Return whether the node of a client has said that it holds the memory of this round."""
-        return round in self._memory_rounds.get(client, ())
-
-    def note_memories(self, client: int, reply: Message) -> None:
-        """Note which memories the node of a client holds; a wrong statement harms only this client."""
-        rounds = reply.content.config_records["reply"].get(MEMORY_KEY)
-        self._memory_rounds[client] = [round for round in rounds if is_count(round)][:2] if isinstance(rounds, list) else []
-
-    def wait_for(self, clients: Sequence[int], min_clients: int, timeout_seconds: float) -> list[int]:
-        """Wait until `min_clients` of the clients have a node, or the time is up; return the clients without one.
-
-        Unknown nodes are asked at least once, even if there are enough clients. A node that failed is asked once more per call.
-        """
-        deadline = time.monotonic() + timeout_seconds
-        failed_nodes_asked = False
-        while True:
-            self._online = set(self.grid.get_node_ids())
-            seconds_left = deadline - time.monotonic()
-            unknown_nodes = self._online - set(self._nodes.values())
-            enough = sum(self.node_of(client) is not None for client in clients) >= min_clients
-            if enough or failed_nodes_asked:
-                unknown_nodes -= self._node_errors.keys()
-            failed_nodes_asked |= not enough
-            if seconds_left > 0:  # Flower rejects a message without time to live
-                self._query(sorted(unknown_nodes), seconds_left)
-            missing = [client for client in clients if self.node_of(client) is None]
-            if len(clients) - len(missing) >= min_clients or time.monotonic() > deadline:
-                return missing
-            time.sleep(POLL_SECONDS)
-
-    def errors(self) -> str:
-        """Describe the online nodes that serve no client, for an error message."""
-        return "".join(f"; node {node}: {reason}" for node, reason in self._node_errors.items() if node in self._online)
-
-    def _query(self, nodes: Sequence[int], timeout_seconds: float) -> None:
-        """Ask nodes which client they serve."""
-        replies = send_and_receive(
-            self.grid, {node: Message(RecordDict({}), node, ANNOUNCE_MESSAGE, ttl=timeout_seconds) for node in nodes}, timeout_seconds
-        )
-        for node in nodes:
-            try:
-                if node not in replies:
-                    raise wire.PacketError("it did not announce which client it serves")
-                client, num_examples = parse_reply(replies[node])
-                example_shape = parse_shape(replies[node])
-                if num_examples != (announced := self.num_examples.get(client, num_examples)):
-                    raise wire.PacketError(
-                        f"client {client} announced {announced} examples before, and {num_examples} now; start a new run"
-                    )
-            except wire.PacketError as error:
-                self._node_errors[node] = str(error)
-                continue
-            if client in self._nodes:
-                self._node_errors[self._nodes[client]] = f"client {client} is now served by node {node}"
-            self._node_errors.pop(node, None)
-            self._nodes[client], self.num_examples[client], self._example_shapes[client] = node, num_examples, example_shape
-            self.note_memories(client, replies[node])
-
-
-def packet_bytes(message: Message) -> bytes:
-    """Return the packet in a message, empty if there is none."""
-    record = message.content.get("packet") if message.has_content() else None
-    array = record.get("packet") if isinstance(record, ArrayRecord) else None
-    return b"" if array is None or (array.stype, array.dtype) != (PACKET_TYPE, "uint8") else array.data
-
-
-def parse_reply(reply: Message) -> tuple[int, int]:
-    """Return the client that sent a reply, and its n_k."""
-    if reply.has_error() and reply.error.code in FLOWER_ERRORS:
-        raise wire.PacketError(FLOWER_ERRORS[reply.error.code])
-    if reply.has_error():
-        raise wire.PacketError(f"it failed: {' '.join(str(reply.error.reason).split())}")
-    record = reply.content.config_records.get("reply", ConfigRecord())
-    client, num_examples = record.get("client"), record.get("examples")
-    if not (is_count(client) and is_count(num_examples)):
-        raise wire.PacketError("its reply lacks the client's number or its number of examples")
-    return client, num_examples
-
-
-def parse_shape(reply: Message) -> tuple[int, ...]:
-    """Return the shape of one example of a node."""
-    record = reply.content.config_records["reply"].get("row")
-    if not isinstance(record, list) or not all(is_count(length) and length > 0 for length in record):
-        raise wire.PacketError("its reply lacks the shape of its examples")
-    return tuple(length for length in record if is_count(length))
-
-
-def clock_record(clock: Clock, memory: ClientMemory | None) -> ConfigRecord:
-    """Return the clock of a broadcast, and the round of the memory on which it builds if there is one."""
-    return ConfigRecord(clock._asdict() | ({} if memory is None else {MEMORY_KEY: memory.round}))
-
-
-def parse_clock(message: Message) -> Clock:
-    """Return the clock of a broadcast."""
-    record = message.content.config_records.get("clock", ConfigRecord()) if message.has_content() else ConfigRecord()
-    fields = {name: value for name in Clock._fields if is_count(value := record.get(name))}
-    if len(fields) < len(Clock._fields):
-        raise wire.PacketError("the broadcast lacks its clock")
-    clock = Clock(**fields)
-    if not clock.round < clock.num_rounds <= MAX_ROUNDS or clock.exchange >= MAX_ROUNDS:
-        raise wire.PacketError(f"the clock of the broadcast is impossible: {clock}")
-    return clock
-
-
-def is_count(value: object) -> TypeGuard[int]:
-    """Return whether a value of a record is a whole number of at least 0; a bool is none."""
-    return type(value) is int and value >= 0
-
-
-def send_and_receive(grid: Grid, messages: Mapping[int, Message], timeout_seconds: float) -> dict[int, Message]:
-    """Send all messages and return the replies that arrive in time, by the keys of their messages."""
-    if not messages:
-        return {}
-    accepted = set(grid.push_messages(list(messages.values())))
-    deadline = time.monotonic() + timeout_seconds
-    waiting = {name: message.metadata.message_id for name, message in messages.items() if message.metadata.message_id in accepted}
-    replies: dict[int, Message] = {}
-    while True:
-        for name, identifier in list(waiting.items()):
-            for reply in grid.pull_messages([identifier]):  # one by one, so that a reply that Flower cannot unpack does not lose the others
-                replies[name] = reply
-                del waiting[name]
-        if not waiting or time.monotonic() > deadline:
-            return replies
-        time.sleep(POLL_SECONDS)
-
-
-def serialized_size(part: Any) -> int:
-    """Return the bytes of a message as Flower serializes it, without HTTP and TLS."""
-    return len(part.deflate()) + sum(serialized_size(child) for child in (part.children or {}).values())
+    def has_passed(self) -> bool:
+        """Return whether the exchange ends."""
+        return time.monotonic() > self.start + self.seconds

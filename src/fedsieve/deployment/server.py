@@ -20,7 +20,7 @@ from fedsieve.runtime.rounds import Population, RoundResult, initial_server, tra
 from fedsieve.storage import run_directory
 from fedsieve.storage.run_log import CheckpointInterval, RunLog, load_history
 
-IGNORED_ON_RESUME = frozenset({"quorum", "retries", "round-seconds", "start-seconds", "run-dir"})
+IGNORED_ON_RESUME = frozenset({"quorum", "retries", "round-seconds", "grace-seconds", "start-seconds", "run-dir"})
 """Settings that change no result, and may differ when a run is resumed."""
 
 
