@@ -158,7 +158,7 @@ def test_other_algorithms_have_packets_and_model_of_the_batched_engine(cluster_a
 
 def test_a_node_without_a_key_is_rejected(cluster_and_folder):
     cluster, folder = cluster_and_folder
-    node = cluster.start_node(0, CLIENTS, (*cluster.keys[0][:2], "--isolation", "process"), name="without a key")
+    node = cluster.start_node(0, CLIENTS, cluster.keys[0][:2], name="without a key")
     wait_until(lambda: node.poll() is not None, 60)
     assert "must be registered" in (folder / "logs" / "without a key.log").read_text()
 

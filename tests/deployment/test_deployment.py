@@ -30,11 +30,8 @@ def deploy(folder):
         for client in range(CLIENTS):
             cluster.start_node(client, CLIENTS, cluster.keys[client])
         private, _ = node_key(folder, "unregistered")
-        isolation = ("--isolation", "process")  # a node that is rejected starts no clients
-        cluster.start_node(
-            0, CLIENTS, (*cluster.keys[0][:2], "--auth-supernode-private-key", str(private), *isolation), name="unregistered"
-        )
-        cluster.start_node(0, CLIENTS, ("--insecure", *isolation), name="plaintext")
+        cluster.start_node(0, CLIENTS, (*cluster.keys[0][:2], "--auth-supernode-private-key", str(private)), name="unregistered")
+        cluster.start_node(0, CLIENTS, ("--insecure",), name="plaintext")
         run_to_completion(cluster, server_settings(folder, ROUNDS, {FAULTY: FAULTS}))
 
 

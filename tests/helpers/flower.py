@@ -93,18 +93,28 @@ def local_cluster(logs, connection=None):
 
 
 @contextmanager
-def secure_cluster(folder):
-    """A superlink over TLS with node authentication, and the keys of three registered nodes."""
+def secure_cluster(folder, start_superlink=None):
+    """A superlink over TLS with node authentication, and the keys of three registered nodes.
+
+    `start_superlink(cluster)` starts another superlink than that of the cluster, which asks for a token.
+    """
     write_certificates(folder / "tls")
     with local_cluster(folder / "logs", {"root-certificates": str(folder / "tls" / "ca.crt")}) as cluster:
         tls = folder / "tls"
         cluster.tls = ("--ssl-ca-certfile", f"{tls}/ca.crt", "--ssl-certfile", f"{tls}/server.pem", "--ssl-keyfile", f"{tls}/server.key")
-        cluster.start_superlink((*cluster.tls, "--enable-supernode-auth", "--database", str(folder / "superlink.db")))
+        if start_superlink is None:
+            cluster.start_superlink((*cluster.tls, "--enable-supernode-auth", "--database", str(folder / "superlink.db")))
+        else:
+            start_superlink(cluster)
         pairs = [node_key(folder, f"node-{client}") for client in range(CLIENTS)]
         with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda pair: cluster.run_flwr("supernode", "register", str(pair[1]), CONNECTION), pairs))
+            list(pool.map(lambda client: register_node(cluster, pairs[client][1], f"client-{client}"), range(CLIENTS)))
         cluster.keys = [("--root-certificates", f"{tls}/ca.crt", "--auth-supernode-private-key", str(private)) for private, _ in pairs]
         yield cluster
+
+
+def register_node(cluster, public_key, name):
+    cluster.run_flwr("supernode", "register", str(public_key), CONNECTION, "--name", name)
 
 
 def wait_for_run(cluster, run, seconds=600):

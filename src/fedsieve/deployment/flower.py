@@ -115,7 +115,7 @@ class FlowerExchange:
     def __init__(self, deployment: DeploymentConfig, grid: Grid) -> None:
         self.deployment = deployment
         self.grid = grid
-        self.directory = NodeDirectory(grid, deployment.clients)
+        self.directory = NodeDirectory(grid)
         self.max_counted_examples = 1
         """limit of a client's n_k, set when the clients have announced themselves"""
         self.flower_overhead_down = self.flower_overhead_up = 0
@@ -134,9 +134,9 @@ class FlowerExchange:
                 f"{num_clients - len(missing)} of {num_clients} clients have a node after {seconds:g} s, {needed} are needed; "
                 f"start nodes with partition-id {', '.join(map(str, missing))}{self.directory.errors()}"
             )
-        counts = self.directory.num_examples
+        counts = {client: self.directory.num_examples.get(client) for client in range(num_clients)}
         self.max_counted_examples = MAX_CLAIM_RATIO * max(1, int(median([count for count in counts.values() if count] or [1])))
-        return [client for client in range(num_clients) if counts.get(client) != 0]
+        return [client for client in range(num_clients) if counts[client] != 0]
 
     def __call__(self, clock: Clock, packet: Packet, clients: Sequence[int], memories: ClientMemories = NO_MEMORIES) -> ExchangeResult:
         """Send the packet and collect the replies; below the quorum, ask the clients without a valid reply again."""

@@ -1,8 +1,14 @@
-"""A superlink and its nodes as processes on this machine. This file does not import flwr."""
+"""A superlink and its nodes as processes on this machine. This file does not import flwr.
 
+Other processes of the machine reach the ports too. A token in a file of the owner, new in every run, keeps them from submitting runs and
+from taking over the tasks of server and clients.
+"""
+
+import base64
 import ctypes
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -21,6 +27,10 @@ LOOPBACK = "127.0.0.1"
 FLOWER_COMMANDS = ("flower-superlink", "flower-supernode", "flwr")
 CONNECTION = "here"
 """Name of the superlink in Flower's configuration."""
+TOKEN_FILE_VARIABLE = "FEDSIEVE_TOKEN_FILE"
+"""Environment variable with the path of the token."""
+ACCOUNT_KEYS = {"authn-type": "oidc", "oidc-access-token": "", "oidc-refresh-token": "none"}
+"""What Flower stores of an account; the access token is filled in."""
 NO_TELEMETRY = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 START_SECONDS = 120.0
 MAX_RAY_HOME_LENGTH = 38
@@ -43,11 +53,22 @@ class LocalCluster:
         self.port = find_free_port()
         self.processes: dict[str, subprocess.Popen] = {}
         self.sessions: set[int] = set()
-        settings = {"address": f"{LOOPBACK}:{self.port}", **(connection or {"insecure": True})}
+        address = f"{LOOPBACK}:{self.port}"
+        settings = {"address": address, **(connection or {"insecure": True})}
+        self.client_tls = ("--root-certificates", settings["root-certificates"]) if "root-certificates" in settings else ("--insecure",)
         lines = [f"[superlink.{CONNECTION}]", *(f"{name} = {json.dumps(value)}" for name, value in settings.items())]
         home.mkdir(parents=True, exist_ok=True)
         logs.mkdir(parents=True, exist_ok=True)
         (home / "config.toml").write_text("\n".join(lines) + "\n")
+        self.token_file = home / "token"
+        token = secrets.token_urlsafe(32)
+        account = {
+            f"flower.account-auth.{address}.{key}": base64.b64encode((value or token).encode()).decode()
+            for key, value in ACCOUNT_KEYS.items()
+        }
+        for path, text in ((self.token_file, token), (home / "credentials.yaml", json.dumps(account))):
+            with os.fdopen(open_own_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+                file.write(text)
 
     def __enter__(self) -> Self:
         return self
@@ -58,7 +79,8 @@ class LocalCluster:
     def start_superlink(self, arguments: Sequence[str] = ("--insecure",)) -> None:
         """Start the superlink and wait until it listens."""
         address = ("--host", LOOPBACK, "--port", str(self.port), "--disable-runtime-dependency-installation")
-        process = self.start_process("superlink", "flower-superlink", *address, *arguments)
+        module = ("-P", "-m", "fedsieve.deployment.superlink")  # -P: not from the working directory
+        process = self.start_process("superlink", sys.executable, *module, *address, *self.own_apps, *arguments)
         deadline = time.monotonic() + START_SECONDS
         while not is_listening(self.port):
             if process.poll() is not None or time.monotonic() > deadline:
@@ -66,17 +88,33 @@ class LocalCluster:
                     f"the superlink does not listen on port {self.port}; the end of its log: {self.log_tail('superlink')}"
                 )
             time.sleep(0.1)
+        self.start_app_starter("superlink", self.port, self.client_tls)
+
+    @property
+    def own_apps(self) -> tuple[str, ...]:
+        """Options of superlink and nodes that leave server and client apps to those who know the token."""
+        return ("--isolation", "process", "--superexec-auth-secret-file", str(self.token_file))
+
+    def start_app_starter(self, name: str, port: int, tls: Sequence[str]) -> None:
+        """Start the process that starts the apps of the superlink or of a node, and ends with it."""
+        address = ("--runtime-api-address", f"{LOOPBACK}:{port}", "--parent-pid", str(self.processes[name].pid))
+        self.start_process(f"{name}-apps", "flower-superexec", *address, *tls, "--superexec-auth-secret-file", str(self.token_file))
 
     def start_node(
         self, client: int, num_clients: int, arguments: Sequence[str] = ("--insecure",), name: str | None = None
     ) -> subprocess.Popen:
         """Start the node of one client."""
-        addresses = ("--superlink", f"{LOOPBACK}:{self.port}", "--host", LOOPBACK, "--port", str(find_free_port()))
+        name, port = name or f"node-{client}", find_free_port()
+        addresses = ("--superlink", f"{LOOPBACK}:{self.port}", "--host", LOOPBACK, "--port", str(port))
         config = ("--node-config", f"partition-id={client} num-partitions={num_clients}")
-        return self.start_process(name or f"node-{client}", "flower-supernode", *addresses, *config, *arguments)
+        process = self.start_process(name, "flower-supernode", *addresses, *config, *self.own_apps, *arguments)
+        self.start_app_starter(name, port, ("--insecure",))
+        return process
 
     def start_process(self, name: str, command: str, *arguments: str) -> subprocess.Popen:
         """Start a process in its own process group, so that its child processes can be ended with it."""
+        if name in self.processes:
+            self.kill(name)
         with os.fdopen(open_own_file(self.logs / f"{name}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as log:
             process = subprocess.Popen(
                 [find_executable(command), *arguments],
@@ -116,8 +154,12 @@ class LocalCluster:
 
     def status(self, run_id: str) -> tuple[str, str]:
         """Return the status of a run and its details; Flower's exit codes do not tell whether a run failed."""
-        run = parse_json(self.run_flwr("list", CONNECTION, "--run-id", run_id, "--format", "json"))["runs"][0]
-        return run["status"], run["status-details"]
+        if (exit_code := self.processes["superlink"].poll()) is not None:
+            return "unknown", f"the superlink has ended with exit code {exit_code}"
+        reply = parse_json(self.run_flwr("list", CONNECTION, "--run-id", run_id, "--format", "json"))
+        if not reply.get("runs"):
+            return "unknown", f"the superlink does not list it: {reply.get('error-message', reply)}"
+        return reply["runs"][0]["status"], reply["runs"][0]["status-details"]
 
     def log_tail(self, name: str) -> str:
         """Return the end of a process's log, in one line."""
@@ -166,11 +208,12 @@ class LocalCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of this process, with this Python's commands first in PATH, Flower's directory, and no telemetry."""
+        """The environment of this process, with this Python's commands first in PATH, Flower's directory, the token, and no telemetry."""
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
         changes = {"PATH": path, "FLWR_HOME": str(self.home), "PYTHONUNBUFFERED": "1"}
         if len(str(self.home)) < MAX_RAY_HOME_LENGTH:
             changes["RAY_TMPDIR"] = str(self.home)
+        changes[TOKEN_FILE_VARIABLE] = str(self.token_file)
         return {**os.environ, **NO_TELEMETRY, **changes}
 
 

@@ -20,9 +20,8 @@ class NodeDirectory:
     A client belongs to the first node that announced it. To Flower a node is a key: a node that returns with its key has the same id.
     """
 
-    def __init__(self, grid: Grid, num_clients: int) -> None:
+    def __init__(self, grid: Grid) -> None:
         self.grid = grid
-        self.num_clients = num_clients
         self.num_examples: dict[int, int] = {}
         """announced n_k of each client"""
         self._example_shapes: dict[int, tuple[int, ...]] = {}
@@ -90,8 +89,6 @@ class NodeDirectory:
         try:
             client, num_examples = parse_reply(reply)
             example_shape = parse_shape(reply)
-            if client >= self.num_clients:
-                raise wire.PacketError(f"it announces client {client}, and there are {self.num_clients}; number the nodes from 0")
             if (name := self._online.get(node, "")).startswith(NODE_NAME_PREFIX) and name != f"{NODE_NAME_PREFIX}{client}":
                 raise wire.PacketError(f"it announces client {client}, and its key is registered as {name}")
             if (owner := self._nodes.get(client, node)) != node:
