@@ -2,6 +2,7 @@
 
 import random
 from functools import cache
+from zlib import crc32
 
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -9,16 +10,19 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedsieve import wire
+from fedsieve.algorithms import ALGORITHMS
+from fedsieve.core.random import server_sampler
 from fedsieve.core.types import Clock
 from fedsieve.deployment import messages
 from fedsieve.deployment.config import deployment_config
 from fedsieve.deployment.flower import FlowerExchange, make_client_app
-from fedsieve.runtime.rounds import initial_broadcast
+from fedsieve.runtime.rounds import initial_broadcast, initial_server
 from helpers.flower import task
 
 CONFIG = {"clients": 5, "rounds": 2, "density": 0.1, "algorithm.name": "flops-pa", "algorithm.local-steps": 2, "algorithm.batch-size": 8}
 CONFIG |= {"quorum": 0.5, "retries": 0, "round-seconds": 0.5, "start-seconds": 0.5}
 NUM_MALFORMED = 1000
+NUM_FORGED = 50
 DEPLOYMENT = deployment_config(CONFIG, task.OBJECTIVE)
 
 
@@ -133,3 +137,51 @@ def test_malformed_broadcasts_are_refused_and_crash_no_client():
         except wire.PacketError:
             num_refused += 1
     assert num_refused > 0.8 * NUM_MALFORMED
+
+
+def deployment_of(algorithm):
+    return deployment_config({"clients": 5, "rounds": 4, "density": 0.1, "algorithm.name": algorithm}, task.OBJECTIVE)
+
+
+@cache
+def messages_of_all_algorithms():
+    """Broadcasts and replies of every algorithm in several rounds, with their clocks."""
+    found = []
+    for algorithm in ALGORITHMS:
+        deployment = deployment_of(algorithm)
+        server = initial_server(deployment.algorithm, deployment.objective, 0, deployment.dtype)
+        engine = deployment.client_engine(0, *task.load_examples(0))
+        for clock in (Clock(0, 4), Clock(1, 4), Clock(3, 4)):
+            packet = deployment.algorithm.broadcast(server, clock, server_sampler(0, clock.round, 0, deployment.dtype))
+            message_id, size = deployment.message_id(clock), deployment.objective.layout.size
+            reply, _ = engine.run_client(clock, wire.encode(packet, message_id).to_bytes(), 0)
+            found += [(clock, packet), (clock, wire.decode(reply.to_bytes(), message_id, size, packet.support))]
+    return found
+
+
+def change_bytes(data, chance):
+    """The packet with a few bytes changed, inserted or deleted, and the checksum that belongs to it."""
+    changed = bytearray(data[: -wire.CHECKSUM_BYTES])
+    for _ in range(chance.choice([0, 0, 1, 2, 4])):
+        place, width = chance.randrange(len(changed)), chance.choice([0, 1, 1, 4])
+        changed[place : place + width] = chance.randbytes(chance.choice([0, 1, 1, 4]))
+    return bytes(changed) + crc32(changed).to_bytes(wire.CHECKSUM_BYTES, "little")
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_messages_of_other_algorithms_and_changed_ones_with_a_checksum_crash_no_client(algorithm):
+    deployment = deployment_of(algorithm)
+    engine, chance = deployment.client_engine(0, *task.load_examples(0)), random.Random(algorithm)
+    app = make_client_app(lambda _: engine)
+    num_refused = 0
+    for clock, packet in [chance.choice(messages_of_all_algorithms()) for _ in range(NUM_FORGED)]:
+        data = change_bytes(wire.encode(packet, deployment.message_id(clock)).to_bytes(), chance)
+        fields = clock._asdict() | ({"memory": chance.choice([0, 1, -1, "x", 2**40])} if chance.random() < 0.2 else {})
+        fields |= {chance.choice(Clock._fields): chance.choice([0, 1, 2, 3, 5])} if chance.random() < 0.2 else {}
+        context = Context(run_id=1, node_id=1, node_config={"partition-id": 0}, state=RecordDict(), run_config={})
+        content = {"packet": messages.to_array_record(data), "clock": ConfigRecord(fields)}
+        try:
+            app(Message(RecordDict(content), 1, messages.TRAIN_MESSAGE), context)
+        except wire.PacketError:
+            num_refused += 1
+    assert 0.2 * NUM_FORGED < num_refused < NUM_FORGED

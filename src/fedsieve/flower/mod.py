@@ -40,9 +40,10 @@ def sparse_mod(msg: Message, ctxt: Context, call_next: ClientAppCallable) -> Mes
         broadcast = Broadcast.of(arrays, record)
         settings = broadcast.settings
         algorithm = settings.build_algorithm()
+        with wire.refuse_incomplete(broadcast.packet):
+            weights = received_weights(algorithm, broadcast.packet) if broadcast.is_training else model_weights(broadcast.packet)
     except (wire.PacketError, ValueError) as error:
         return _error_reply(msg, error)
-    weights = received_weights(algorithm, broadcast.packet) if broadcast.is_training else model_weights(broadcast.packet)
     msg.content = replace_arrays(msg.content, key, settings.arrays.unflatten(weights, broadcast.dense))
     reply = call_next(msg, ctxt)
     if not broadcast.is_training or reply.has_error():

@@ -49,7 +49,8 @@ class LoopEngine:
         """Return the encoded reply of one client to a message, and what the client keeps if the reply is accepted."""
         context, message_id = self.context, self.context.message_id(clock)
         received = wire.decode(message, message_id, context.objective.layout.size, context.known_support, accept_lists=True)
-        packet = context.receive(received, clock, memory)
         memories = {} if memory is None else {client: memory}
-        (replies,) = self.client_engine.train(packet, clock, [[client]], memories)
+        with wire.refuse_incomplete(received):
+            packet = context.receive(received, clock, memory)
+            (replies,) = self.client_engine.train(packet, clock, [[client]], memories)
         return wire.encode(replies.unstack()[0], message_id, packet.support), memories.get(client)

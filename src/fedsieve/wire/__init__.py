@@ -3,7 +3,8 @@
 packet = header  positions  scalars  fields  buffers  crc32
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 from zlib import crc32
 
@@ -47,6 +48,18 @@ class MessageId(NamedTuple):
     fingerprint: int
     round: int
     exchange: int
+
+
+@contextmanager
+def refuse_incomplete(packet: Packet) -> Iterator[None]:
+    """Raise PacketError if the code inside needs a field or scalar that the packet lacks."""
+    try:
+        yield
+    except KeyError as error:
+        name = error.args[0]
+        if name in (*FIELD_NAMES, *SCALAR_NAMES) and name not in packet.fields and name not in packet.scalars:
+            raise PacketError(f"the packet has no {name}, which its receiver needs") from None
+        raise
 
 
 def compute_fingerprint(algorithm: str, layout: Layout) -> int:
