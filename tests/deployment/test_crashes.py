@@ -169,5 +169,5 @@ def test_a_round_below_the_quorum_fails_the_run_with_the_reasons(cluster_and_fol
     run = submit_run(cluster, folder / "quorum", faults, quorum=0.9)
     assert wait_for_run(cluster, run)[0] == "finished:failed"
     log = (cluster.logs / f"server-{run}.log").read_text()
-    assert "1 of 3 clients gave a good reply in 2 tries, 3 are needed" in log and "the disk is on fire" in log
+    assert "1 of 3 clients sent a valid reply in 2 tries, 3 are needed" in log and "the disk is on fire" in log
     assert rounds_done(folder / "quorum") == 0
