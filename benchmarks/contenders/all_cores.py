@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from benchmarks.contenders import fedsieve
 from benchmarks.workloads import Workload
-from fedsieve.runtime.workers import num_available
+from fedsieve.runtime.cores import num_available
 
 
 def prepare(workload: Workload) -> Callable[[], None]:

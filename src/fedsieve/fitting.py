@@ -36,10 +36,10 @@ from fedsieve.experiments.fit_arguments import (
 )
 from fedsieve.formatting import ProgressBar, format_number
 from fedsieve.objectives.module import GateGranularity, Module
+from fedsieve.runtime.cores import Workers, require_workers
 from fedsieve.runtime.evaluation import RunState, measure_rounds, traffic_columns
 from fedsieve.runtime.rounds import initial_server
 from fedsieve.runtime.simulate import simulate, single_threaded
-from fedsieve.runtime.workers import Workers, require_workers
 from fedsieve.storage.run_log import open_log
 
 ROW_COLUMNS = ("loss", "round", "cohort", "replied", "rejected", "seconds")

@@ -24,7 +24,7 @@ from fedsieve.experiments.simulation import cached_simulation
 from fedsieve.experiments.trackers import Tracker, check_installed
 from fedsieve.formatting import PlainConsole, ProgressBar, format_bytes, format_number
 from fedsieve.report.html.page import write_default_report
-from fedsieve.runtime.workers import Workers
+from fedsieve.runtime.cores import Workers
 from fedsieve.storage import run_directory
 
 

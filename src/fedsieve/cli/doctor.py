@@ -16,6 +16,7 @@ from fedsieve.cli.data import DATASET_FILES, availability
 from fedsieve.cli.options import Switch
 from fedsieve.data.downloads import default_folder
 from fedsieve.formatting import PlainConsole
+from fedsieve.runtime.cores import num_cores
 
 REQUIRED_PACKAGES = ("numpy", "scipy", "scikit-learn", "safetensors", "jaxtyping", "cyclopts", "rich", "matplotlib")
 OPTIONAL_PACKAGES = {
@@ -59,11 +60,10 @@ def doctor(*, json: Switch = False) -> int:
 
 def check_machine() -> list[Finding]:
     """Check this package, Python, the processor and torch."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return [
         Finding("machine", "fedsieve", GOOD, f"{fedsieve.__version__} in {Path(fedsieve.__file__).parent}"),
         Finding("machine", "python", GOOD, f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
-        Finding("machine", "cores", GOOD, f"{cores}; large rounds use all of them unless --workers is set"),
+        Finding("machine", "cores", GOOD, f"{num_cores()}; large rounds use all of them unless --workers is set"),
         check_torch(),
     ]
 

@@ -12,10 +12,10 @@ from fedsieve.core.aggregation import Aggregator, ClientWeighting
 from fedsieve.data.partition import Partition
 from fedsieve.experiments.topology import TopologyConfig
 from fedsieve.objectives.module import GateGranularity
+from fedsieve.runtime.cores import Workers, require_workers
 from fedsieve.runtime.failures import Failures
 from fedsieve.runtime.privacy import Privacy
 from fedsieve.runtime.simulate import Engine
-from fedsieve.runtime.workers import Workers, require_workers
 
 SECTIONS = ("data", "federation", "topology", "failures", "privacy", "algorithm")
 """The settings of a run that have options of their own."""

@@ -30,12 +30,12 @@ from fedsieve.objectives.linear import Linear
 from fedsieve.objectives.losses import Loss
 from fedsieve.objectives.module import GateGranularity, Module
 from fedsieve.runtime.buffers import has_buffers
+from fedsieve.runtime.cores import Workers
 from fedsieve.runtime.failures import Failures
 from fedsieve.runtime.privacy import Privacy
 from fedsieve.runtime.refit import require_refit
 from fedsieve.runtime.rounds import cohort_size
 from fedsieve.runtime.simulate import Engine
-from fedsieve.runtime.workers import Workers
 
 
 @dataclass(frozen=True, kw_only=True)

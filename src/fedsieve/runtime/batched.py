@@ -1,6 +1,5 @@
 """The default exchange: the cohort in stacks, on all cores; bytes are counted on encoded messages, all or one per exchange."""
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,16 +16,12 @@ from fedsieve.runtime.client_memory import choose_messages
 from fedsieve.runtime.context import RunContext
 from fedsieve.runtime.local_training import ClientEngine
 from fedsieve.runtime.sparse_training import SparseClientEngine, make_client_engine
-from fedsieve.runtime.workers import WorkerPool, split_evenly
+from fedsieve.runtime.workers import SharedWork, split_evenly
 
 CACHE_FLOATS = 800_000
 """Numbers of the clients that train together (examples and a few vectors as long as the model) that fit into a core's cache."""
 VECTORS_PER_CLIENT = 8
 """Vectors as long as the model that a local step of one client uses."""
-MIN_SHARED_SECONDS = 0.002
-"""Minimum time that workers must save in an exchange: ten times what it takes to send them their part and to receive their replies."""
-START_SECONDS = 0.2
-"""Minimum time that workers must save in the whole run: ten times what it takes to start them."""
 
 
 class Job(NamedTuple):
@@ -40,14 +35,6 @@ TrainedStacks = tuple[list[Packet], Traffic, dict[int, ClientMemory]]
 """Stacks of replies, the bytes of their messages, and what their clients keep."""
 
 
-@dataclass
-class WorkerState:
-    """The workers of an engine once they are started, and what is measured before."""
-
-    num_exchanges: int = 0
-    pool: WorkerPool | None = None
-
-
 @dataclass(frozen=True, kw_only=True)
 class BatchedEngine:
     """An exchange that trains stacks of clients and passes tensors."""
@@ -58,7 +45,7 @@ class BatchedEngine:
     """encode one reply per exchange and count it for all; the sizes of replies differ only in their positions"""
     num_workers: int = 1
     """the most processes among which the stacks are divided; replies and bytes do not depend on it"""
-    workers: WorkerState = field(default_factory=WorkerState, init=False, compare=False, repr=False)
+    shared_work: SharedWork = field(default_factory=SharedWork, init=False, compare=False, repr=False)
 
     @cached_property
     def client_engine(self) -> ClientEngine | SparseClientEngine:
@@ -95,23 +82,20 @@ class BatchedEngine:
     ) -> list[TrainedStacks]:
         """Return what `_train_stacks` returns, computed here or, if that saves time, in parts by all workers.
 
-        The second exchange is timed, because the first one loads kernels; the workers are started after it. Which clients form a stack
-        does not depend on the number of workers, and neither does any bit of a reply.
+        Which clients form a stack does not depend on the number of workers, and neither does any bit of a reply.
         """
-        parts = split_evenly(jobs, [len(job.clients) for job in jobs], self.num_workers)
-        if self.workers.pool is not None and len(parts) > 1:
-            kept = ({client: memories[client] for job in part for client in job.clients if client in memories} for part in parts)
-            return self.workers.pool.map(self._train_stacks, [(clock, support, part, own) for part, own in zip(parts, kept, strict=True)])
-        began = time.perf_counter()
-        trained = self._train_stacks(clock, support, jobs, memories)
-        self.workers.num_exchanges += 1
-        if self.workers.num_exchanges == 2 and len(parts) > 1:
-            sizes = [sum(len(job.clients) for job in part) for part in parts]
-            saved = (time.perf_counter() - began) * (1 - max(sizes) / sum(sizes))
-            num_left = (clock.num_rounds - clock.round - 1) * self.context.workload.exchanges
-            if saved > MIN_SHARED_SECONDS and num_left * saved > START_SECONDS:
-                self.workers.pool = WorkerPool(self._train_stacks, len(parts) - 1)
-        return [trained]
+        pool = self.shared_work.pool
+        parts = split_evenly(jobs, [len(job.clients) for job in jobs], self.num_workers if pool is None else pool.size)
+        if len(parts) == 1:
+            return [self._train_stacks(clock, support, jobs, memories)]
+        kept = ({client: memories[client] for job in part for client in job.clients if client in memories} for part in parts)
+        return self.shared_work.map(
+            self._train_stacks,
+            (clock, support, jobs, memories),
+            [(clock, support, part, own) for part, own in zip(parts, kept, strict=True)],
+            [sum(len(job.clients) for job in part) for part in parts],
+            (clock.num_rounds - clock.round - 1) * self.context.workload.exchanges,
+        )
 
     def _train_stacks(
         self, clock: Clock, support: Tensor | None, jobs: Sequence[Job], memories: Mapping[int, ClientMemory]

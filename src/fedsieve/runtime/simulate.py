@@ -16,11 +16,11 @@ from fedsieve.runtime.buffers import buffer_state
 from fedsieve.runtime.client_data import ClientData
 from fedsieve.runtime.client_memory import require_memory
 from fedsieve.runtime.context import RunContext
+from fedsieve.runtime.cores import Workers, num_available
 from fedsieve.runtime.evaluation import RunState
 from fedsieve.runtime.loop import LoopEngine
 from fedsieve.runtime.refit import Refit
 from fedsieve.runtime.rounds import Population, RoundResult, initial_server, train
-from fedsieve.runtime.workers import Workers, num_available
 
 
 class Engine(StrEnum):

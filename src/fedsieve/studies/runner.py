@@ -15,8 +15,8 @@ from fedsieve.experiments.resolve import ResolvedRun, resolve
 from fedsieve.experiments.runner import run_rounds, summarize
 from fedsieve.experiments.simulation import cached_simulation, data_key
 from fedsieve.formatting import ProgressBar
+from fedsieve.runtime.cores import Workers, require_workers
 from fedsieve.runtime.evaluation import DivergedError
-from fedsieve.runtime.workers import Workers, require_workers
 from fedsieve.studies import results
 from fedsieve.studies.gate_trace import GateTrace, evenly_spaced
 from fedsieve.studies.results import Row
