@@ -2,11 +2,13 @@
 
 import sys
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 
 def format_number(value: float) -> str:
@@ -62,14 +64,16 @@ class ProgressBar:
         self.console = PlainConsole(stderr=True, quiet=quiet, soft_wrap=True)
         self.bar: Progress | None = None
         if self.console.is_terminal and not quiet and total:
+            from rich import progress  # only a terminal needs it
+
             columns = (
-                TextColumn("{task.description}", markup=False),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[status]}", markup=False),
+                progress.TextColumn("{task.description}", markup=False),
+                progress.BarColumn(),
+                progress.MofNCompleteColumn(),
+                progress.TimeRemainingColumn(),
+                progress.TextColumn("{task.fields[status]}", markup=False),
             )
-            self.bar = Progress(*columns, console=self.console, transient=True)
+            self.bar = progress.Progress(*columns, console=self.console, transient=True)
             self.task = self.bar.add_task(title, total=total, completed=num_done, status="")
 
     def __enter__(self) -> Self:

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 import tomllib
 
 import numpy as np
@@ -379,3 +381,13 @@ def test_help_shows_at_most_thirty_options(task, capsys):
 def test_help_all_shows_the_options_that_help_leaves_out(capsys):
     common, every = listed_options(capsys, "--help"), listed_options(capsys, "--help-all")
     assert common < every and {"--privacy.noise-multiplier", "--checkpoint.rounds"} <= every - common
+
+
+def test_training_loads_no_library_that_it_does_not_need(tmp_path):
+    """Their imports would take as long as half of torch's."""
+    words = ["train", "--rounds", "1", "--data.num-examples", "300", "--data.num-features", "40", "--out", str(tmp_path / "run"), "--quiet"]
+    unneeded = ("matplotlib", "sklearn", "pandas", "scipy.special", "rich.progress")
+    code = f"import sys; from fedsieve.cli.main import main; sys.exit(main({words}) or ', '.join(n for n in {unneeded} if n in sys.modules) or None)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "report.html").exists()

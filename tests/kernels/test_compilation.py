@@ -31,7 +31,7 @@ def install(tmp_path):
         spec = spec_from_file_location("kernel_of_test", path)
         module = module_from_spec(spec)
         spec.loader.exec_module(module)
-        return module.double
+        return module.double.dispatcher
 
     return write_and_import
 

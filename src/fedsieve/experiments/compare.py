@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.special import stdtrit
 
 from fedsieve.algorithms import ALGORITHMS
 from fedsieve.storage import run_directory
@@ -76,6 +75,8 @@ def paired_difference(values: Sequence[float | None], reference: Sequence[float 
         return {"difference": None, "interval": None, "error": None}
     if len(differences) == 1:
         return {"difference": float(differences[0]), "interval": None, "error": None}
+    from scipy.special import stdtrit  # training does not need it
+
     error = float(differences.std(ddof=1) / np.sqrt(len(differences)))
     half = float(stdtrit(len(differences) - 1, 0.975) * error)
     return {"difference": float(differences.mean()), "interval": half, "error": error}

@@ -4,6 +4,8 @@ Kernels are for single precision on a CPU. They are compiled once per machine; n
 cache directory, and compiles again if the file of the kernel changes (a change of this file needs the caches removed).
 """
 
+from functools import cached_property
+
 import numba
 import numpy as np
 from numba import carray, float32, int64, types, void
@@ -16,20 +18,32 @@ ADDRESS = int64
 """The address of a tensor's data; its shape is a separate argument."""
 
 
+class CompiledKernel:
+    """A kernel that is loaded or compiled when it is first called, because a run calls few of them."""
+
+    def __init__(self, function, signature, options):
+        self.function, self.signature, self.options = function, signature, options
+
+    def __call__(self, *args):
+        """Call the compiled form."""
+        self.dispatcher(*args)
+
+    @cached_property
+    def dispatcher(self):
+        """The compiled form, from the cache if it is there."""
+        try:
+            return numba.njit(self.signature, cache=True, **self.options)(self.function)
+        except RuntimeError:  # no folder for the cache is writable
+            return numba.njit(self.signature, **self.options)(self.function)
+
+
 def compile_kernel(*signature, reassociate=False):
     """Return a decorator that compiles a kernel for these types, without the checks that prevent vectorized loops.
 
     `reassociate` allows sums in another order, without which a long sum is not vectorized.
     """
-
-    def compile(function):
-        options = {"error_model": "numpy", "fastmath": {"contract", "reassoc"} if reassociate else {"contract"}}
-        try:
-            return numba.njit(void(*signature), cache=True, **options)(function)
-        except RuntimeError:  # no folder for the cache is writable
-            return numba.njit(void(*signature), **options)(function)
-
-    return compile
+    options = {"error_model": "numpy", "fastmath": {"contract", "reassoc"} if reassociate else {"contract"}}
+    return lambda function: CompiledKernel(function, void(*signature), options)
 
 
 @intrinsic

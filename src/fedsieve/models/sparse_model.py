@@ -14,7 +14,6 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from scipy import sparse
-from scipy.special import expit, log_softmax
 
 from fedsieve.objectives.losses import Loss
 from fedsieve.storage.archives import read_arrays
@@ -168,6 +167,8 @@ class SparseModel:
 
 def probabilities(loss: Loss, outputs: np.ndarray) -> np.ndarray:
     """The probability of each class or label, (n, classes)."""
+    from scipy.special import expit, log_softmax  # training needs neither
+
     match loss:
         case Loss.SQUARED:
             raise ModelError("a regression model has no probabilities; leave out --probabilities")

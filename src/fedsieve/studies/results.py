@@ -47,6 +47,16 @@ def write_plan(folder: Path, name: str, description: str, scale: str, keys_and_l
     atomic_write(folder / PLAN_FILE, json.dumps({"name": name, "description": description, "scale": scale, "runs": runs}).encode())
 
 
+def is_study_directory(folder: Path) -> bool:
+    """Return whether a directory is that of a study."""
+    return (folder / PLAN_FILE).exists()
+
+
+def find_studies(folder: Path) -> list[Path]:
+    """Return the study in a directory, or those below it."""
+    return [folder] if is_study_directory(folder) else sorted(path for path in folder.glob("*") if is_study_directory(path))
+
+
 def read_plan(folder: Path) -> dict[str, Any]:
     """Return name, description, scale and runs of the study in a folder."""
     try:

@@ -15,8 +15,8 @@ import fedsieve
 from fedsieve.report.html import clients, nodes, overview, supports, training
 from fedsieve.report.html.elements import Html, PageLimits, element
 from fedsieve.report.html.run_record import RunRecord, find_runs, read_comparison, read_run
-from fedsieve.report.html.study_section import find_studies, render_study
 from fedsieve.storage import run_directory
+from fedsieve.studies.results import find_studies
 
 RESOURCES = files("fedsieve.report.html")
 
@@ -24,6 +24,8 @@ RESOURCES = files("fedsieve.report.html")
 def render_report(folders: Sequence[Path], *, live: bool = False) -> str:
     """Return the page about the runs or studies in these directories; a `live` page polls its server."""
     if studies := [place for folder in folders for place in find_studies(folder)]:
+        from fedsieve.report.html.study_section import render_study  # loads matplotlib, which the page of a run does not need
+
         title = studies[0].name if len(studies) == 1 else f"{len(studies)} studies"
         return render_document(title, Html("".join(map(render_study, studies))), live=live)
     runs = [read_run(place) for folder in folders for place in find_runs(folder)]

@@ -9,16 +9,6 @@ from fedsieve.report.html.elements import Html, PageLimits, TableData, element, 
 from fedsieve.studies import results
 
 
-def is_study_directory(folder: Path) -> bool:
-    """Return whether a directory is that of a study."""
-    return (folder / results.PLAN_FILE).exists()
-
-
-def find_studies(folder: Path) -> list[Path]:
-    """Return the study in a directory, or those below it."""
-    return [folder] if is_study_directory(folder) else sorted(path for path in folder.glob("*") if is_study_directory(path))
-
-
 def render_study(folder: Path) -> Html:
     """Return all sections of one study."""
     plan, rows = results.read_plan(folder), results.read_rows(folder)
