@@ -6,6 +6,8 @@ from importlib.util import module_from_spec, spec_from_file_location
 import numpy as np
 import pytest
 
+from fedsieve.kernels import compilation
+
 SOURCE = """
 from numba import float64
 from fedsieve.kernels.compilation import compile_kernel
@@ -47,6 +49,12 @@ def test_a_reinstalled_kernel_is_not_compiled_again(install):
     again = install(1.1e9)
     assert sum(again.stats.cache_hits.values()) == 1 and not again.stats.cache_misses
     assert doubled(again) == [2.0, 6.0]
+
+
+def test_a_change_of_shared_functions_compiles_a_kernel_again(install, monkeypatch):
+    install(1e9)
+    monkeypatch.setattr(compilation, "DIGEST", "other")
+    assert sum(install(1e9).stats.cache_misses.values()) == 1
 
 
 def test_kernels_work_without_a_writable_cache_folder(install, tmp_path, monkeypatch):

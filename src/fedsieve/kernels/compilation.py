@@ -1,16 +1,20 @@
 """How kernels are compiled, and the functions they share: views of addresses, clipping, logarithm and exponential.
 
 Kernels are for single precision on a CPU. They are compiled once per machine; numba caches the result next to the file or in the user's
-cache directory, and compiles again if the file of the kernel changes (a change of this file needs the caches removed).
+cache directory, and compiles again if the file of the kernel or this file changes.
 """
 
 from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
 
 import numba
 import numpy as np
 from numba import carray, float32, int64, types, void
 from numba.extending import intrinsic
 
+DIGEST = sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+"""Part of a kernel's name in the cache. Numba itself notices a change of the kernel's file only, not one of the functions here."""
 f32, i32, u64 = np.float32, np.int32, np.uint64
 LN2_HIGH, LN2_LOW = f32(0.693359375), f32(-2.12194440e-4)
 VECTOR, MATRIX, ARRAY_3D, ARRAY_4D = float32[::1], float32[:, ::1], float32[:, :, ::1], float32[:, :, :, ::1]
@@ -23,6 +27,7 @@ class CompiledKernel:
 
     def __init__(self, function, signature, options):
         self.function, self.signature, self.options = function, signature, options
+        function.__qualname__ = f"{function.__name__}_{DIGEST}"
 
     def __call__(self, *args):
         """Call the compiled form."""
