@@ -50,6 +50,18 @@ def test_a_tensor_may_be_missing(attach):
     assert attach(tensors=("vector", "other"))(LONG) == "kernel"
 
 
+@pytest.mark.parametrize("call", [lambda f: f(), lambda f: f(LONG, missing=1), lambda f: f(LONG, vector=LONG), lambda f: f(other=LONG)])
+def test_a_wrong_call_is_the_error_of_the_reference(attach, call):
+    with pytest.raises(TypeError, match="argument"):
+        call(attach(tensors=("vector",)))
+
+
+def test_arguments_by_name_are_those_by_position(attach):
+    function = attach(tensors=("vector", "other"), condition=lambda vector, other, factor: factor == 3.0)
+    assert function(LONG, factor=3.0) == function(other=LONG, factor=3.0, vector=LONG) == function(LONG, None, 3.0) == "kernel"
+    assert function(LONG, factor=2.0) == function(LONG) == "reference"
+
+
 def test_the_length_may_be_computed_from_the_arguments(attach):
     function = attach(tensors=("vector",), size=lambda vector, other, factor: vector.numel(), min_size=50)
     assert function(torch.zeros(5, 10)) == "kernel"

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from fedsieve.kernels.compilation import ARRAY_3D, ARRAY_4D, MATRIX, VECTOR, compile_kernel, f32, prefer_512_bit
 
+NO_SUMS = (f32(0),) * 4
+
 
 @numba.njit(error_model="numpy")
 def greater_or_nan(value, best):
@@ -78,54 +80,80 @@ def _convolve(images, kernel_offsets, row_stride, weights, bias, out):
                     total[j] += w * one[j]
 
 
+@numba.njit(error_model="numpy")
+def add_four(out, w, x, y, z):
+    """Add four values to the first four of a vector."""
+    out[0] += w
+    out[1] += x
+    out[2] += y
+    out[3] += z
+
+
 @compile_kernel(VECTOR, int64[::1], int64, ARRAY_3D, MATRIX, reassociate=True)
 def _convolve_weights(images, kernel_offsets, row_stride, slope, out):
-    """Add the derivative by the weights to `out`: products of each row of `slope` with the input rows of that output row."""
+    """Add the derivative by the weights to `out`: products of rows of two channels of `slope` with the input rows of that output row."""
     prefer_512_bit()
-    size, length = len(kernel_offsets), slope.shape[2]
+    channels, size, length = len(slope), len(kernel_offsets), slope.shape[2]
     for i in range(slope.shape[1]):
         rest = images[i * row_stride :]
         for t in range(0, size - 3, 4):
             one, two = rest[kernel_offsets[t] :], rest[kernel_offsets[t + 1] :]
             three, four = rest[kernel_offsets[t + 2] :], rest[kernel_offsets[t + 3] :]
-            for c in range(len(slope)):
-                by, w, x, y, z = slope[c, i], f32(0), f32(0), f32(0), f32(0)
+            for c in range(0, channels, 2):
+                d = min(c + 1, channels - 1)
+                by, other, w, x, y, z, p, q, r, s = slope[c, i], slope[d, i], *NO_SUMS, *NO_SUMS
                 for j in range(length):
                     w += by[j] * one[j]
                     x += by[j] * two[j]
                     y += by[j] * three[j]
                     z += by[j] * four[j]
-                out[c, t] += w
-                out[c, t + 1] += x
-                out[c, t + 2] += y
-                out[c, t + 3] += z
+                    p += other[j] * one[j]
+                    q += other[j] * two[j]
+                    r += other[j] * three[j]
+                    s += other[j] * four[j]
+                add_four(out[c, t:], w, x, y, z)
+                if d > c:
+                    add_four(out[d, t:], p, q, r, s)
         for t in range(size - size % 4, size):
             one = rest[kernel_offsets[t] :]
-            for c in range(len(slope)):
+            for c in range(channels):
                 by, w = slope[c, i], f32(0)
                 for j in range(length):
                     w += by[j] * one[j]
                 out[c, t] += w
 
 
-@compile_kernel(ARRAY_3D, int64[::1], int64, MATRIX, VECTOR)
-def _convolve_back(slope, kernel_offsets, row_stride, weights, out):
-    """Add the derivative by the images to `out`: each row of `slope` times its weights, four channels at a time."""
+@compile_kernel(ARRAY_3D, int64[::1], int64, int64, MATRIX, VECTOR)
+def _convolve_back(slope, kernel_offsets, row_stride, num_inputs, weights, out):
+    """Add the derivative by the images to `out`: each row of `slope` times its weights, four channels at a time to two of the images."""
     prefer_512_bit()
-    channels, length = len(slope), slope.shape[2]
+    channels, length, taps = len(slope), slope.shape[2], len(kernel_offsets) // num_inputs
     for i in range(slope.shape[1]):
         rest = out[i * row_stride :]
         for t in range(len(kernel_offsets)):
-            total = rest[kernel_offsets[t] :]
+            if t // taps % 2:  # computed with the channel before
+                continue
+            is_pair = t // taps < num_inputs - 1
+            u = t + taps if is_pair else t
+            total, other = rest[kernel_offsets[t] :], rest[kernel_offsets[u] :]
             for c in range(0, channels - 3, 4):
                 one, two, three, four = slope[c, i], slope[c + 1, i], slope[c + 2, i], slope[c + 3, i]
                 w, x, y, z = weights[c, t], weights[c + 1, t], weights[c + 2, t], weights[c + 3, t]
-                for j in range(length):
-                    total[j] += w * one[j] + x * two[j] + y * three[j] + z * four[j]
+                p, q, r, s = weights[c, u], weights[c + 1, u], weights[c + 2, u], weights[c + 3, u]
+                if is_pair:
+                    for j in range(length):
+                        total[j] += w * one[j] + x * two[j] + y * three[j] + z * four[j]
+                        other[j] += p * one[j] + q * two[j] + r * three[j] + s * four[j]
+                else:
+                    for j in range(length):
+                        total[j] += w * one[j] + x * two[j] + y * three[j] + z * four[j]
             for c in range(channels - channels % 4, channels):
-                one, w = slope[c, i], weights[c, t]
+                one, w, p = slope[c, i], weights[c, t], weights[c, u]
                 for j in range(length):
                     total[j] += w * one[j]
+                if is_pair:
+                    for j in range(length):
+                        other[j] += p * one[j]
 
 
 def to_batch_last(images: Tensor) -> Tensor:
@@ -176,7 +204,7 @@ class Convolution(torch.autograd.Function):
         if context.needs_input_grad[0]:
             by_images = torch.zeros_like(images)
             slope, weights = merge_width_and_batch(output_gradient), weight.flatten(1).numpy()
-            _convolve_back(slope, offsets, row_stride, weights, by_images.view(-1).numpy())
+            _convolve_back(slope, offsets, row_stride, len(images), weights, by_images.view(-1).numpy())
             by_images = by_images.permute(3, 0, 1, 2)
         if context.needs_input_grad[1]:
             by_weight = torch.zeros_like(weight)
