@@ -64,6 +64,8 @@ def sample_cohort(clients_with_data: Sequence[int], size: int, seed: int, round:
     With differential privacy the sample follows from the server's secret: epsilon assumes that nobody knows who takes part.
     """
     num_clients, num_sampled = len(clients_with_data), min(size, len(clients_with_data))
+    if num_sampled == num_clients:
+        return sorted(int(client) for client in clients_with_data)
     if secret is None:
         picked = generator(seed, "cohort", round).choice(num_clients, num_sampled, replace=False)
     else:
