@@ -2,7 +2,7 @@
 
 from jaxtyping import install_import_hook
 
-import helpers.typecheck  # noqa: F401
+from helpers import typecheck
 
 CHECKED = ["core", "objectives", "algorithms", "data", "runtime", "wire", "storage.checkpoint"]
 install_import_hook([f"fedsieve.{part}" for part in CHECKED], "helpers.typecheck.check")
@@ -11,6 +11,15 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 torch.set_num_threads(1)
+
+
+def pytest_configure(config):
+    """The normal suite checks some calls of each function; other runs check every call."""
+    typecheck.checks_all_calls = config.option.markexpr != "not long"
+
+
+def pytest_runtest_setup():
+    typecheck.start_test()
 
 
 @pytest.fixture
