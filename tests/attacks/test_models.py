@@ -146,6 +146,14 @@ def bomb(path, num_bytes, **small):
                 member.write(bytes(4_000_000))
 
 
+@pytest.fixture(scope="module")
+def bomb_path(tmp_path_factory):
+    """An archive of 1 MB with an array of 1 GB."""
+    path = tmp_path_factory.mktemp("bomb") / "bomb.npz"
+    bomb(path, 1_000_000_000, y=np.zeros(250_000))
+    return path
+
+
 PROBE = """
 import re, sys
 from pathlib import Path
@@ -161,9 +169,9 @@ sys.exit(code)
     [["predict", "model.safetensors", "bomb.npz"], ["inspect", "bomb.npz"], ["train", "--task", "file", "--data.path", "bomb.npz"]],
     ids=lambda words: words[0],
 )
-def test_an_archive_that_unpacks_to_a_gigabyte_is_refused_before_it_is_unpacked(words, tmp_path):
+def test_an_archive_that_unpacks_to_a_gigabyte_is_refused_before_it_is_unpacked(words, bomb_path, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(sparse_model.to_safetensors(linear_model(Loss.SQUARED, 1000)))
-    bomb(tmp_path / "bomb.npz", 1_000_000_000, y=np.zeros(250_000))
+    (tmp_path / "bomb.npz").hardlink_to(bomb_path)
     done = subprocess.run([sys.executable, "-c", PROBE, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
     assert "more than the limit" in done.stderr

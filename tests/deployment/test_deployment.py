@@ -14,14 +14,14 @@ from helpers.flower import (
     server_settings,
 )
 
-ROUNDS = {"flops-pa": 2, "fed-iter-ht": 1, "fed-avg": 1}
-"""Rounds per algorithm; few, because every message starts a process that imports flwr and torch."""
+ROUNDS = {"flops-pa": 2}
+"""Rounds per algorithm; few, because every message starts a process that imports flwr and torch. Others are in test_crashes.py."""
 FAULTY, FAULTS = "flops-pa", faults_by_round(["raises", "not a number"], first=2)
 
 
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory):
-    """One run of three algorithms with bad replies in the last round of one, and two nodes that must be rejected."""
+    """A run with bad replies in its last round, and two nodes that must be rejected."""
     return run_once_across_workers(tmp_path_factory, "deployed", deploy)
 
 

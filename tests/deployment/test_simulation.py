@@ -15,12 +15,12 @@ from helpers.flower import (
 )
 
 FAULTY, FAULTS = "fed-ht", faults_by_round(list(REASONS))
-ROUNDS = {"flops-pa": 2, "fed-iter-ht": 2, "fed-avg": 2, "sieve": 2, FAULTY: len(FAULTS)}
+ROUNDS = {"flops-pa": 2, "sieve": 2, FAULTY: len(FAULTS)}
 
 
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory):
-    """One run: four algorithms with honest clients, then one with every fault a client can commit."""
+    """One run: two algorithms with honest clients, then one with every fault a client can commit."""
     return run_once_across_workers(tmp_path_factory, "simulated", simulate)
 
 

@@ -9,9 +9,10 @@ from nbclient import NotebookClient
 
 MAX_SECONDS = 120
 BOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ipynb"))
+OFTEN_RUN = "quickstart"
 
 
-@pytest.mark.parametrize("path", BOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [pytest.param(path, marks=[pytest.mark.long] * (path.stem != OFTEN_RUN), id=path.stem) for path in BOOKS])
 def test_a_notebook_runs_from_top_to_bottom_in_two_minutes(path, tmp_path):
     book, began = nbformat.read(path, as_version=4), resource.getrusage(resource.RUSAGE_CHILDREN)
     NotebookClient(book, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()

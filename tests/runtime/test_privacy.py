@@ -6,7 +6,6 @@ from math import log, sqrt
 import pytest
 import torch
 
-from fedsieve.algorithms import ALGORITHMS
 from fedsieve.core.aggregation import Aggregator, ClientWeighting
 from fedsieve.core.private_mean import GaussianMechanism, private_mean, standard_normal
 from fedsieve.core.random import server_sampler
@@ -16,6 +15,7 @@ from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
 from fedsieve.runtime.failures import Attack, Failures
 from fedsieve.runtime.privacy import Privacy, epsilon_by_round
+from helpers.algorithms import SOME_ALGORITHMS
 from helpers.runs import small_run, train_run
 
 pytestmark = pytest.mark.usefixtures("few_test_rows")
@@ -109,7 +109,7 @@ def private_run(method="fed-avg", privacy=Privacy(noise_multiplier=0.5), **setti
     return small_run(method, privacy=privacy, **{"rounds": 3, "precision": Precision.DOUBLE, **settings})
 
 
-@pytest.mark.parametrize("method", ALGORITHMS)
+@pytest.mark.parametrize("method", SOME_ALGORITHMS)
 def test_every_algorithm_trains_privately_to_equal_results_on_both_engines(method):
     loop, batched = (train_run(private_run(method, engine=engine)) for engine in (Engine.LOOP, Engine.BATCHED))
     assert torch.equal(loop[-1].parameters, batched[-1].parameters)
