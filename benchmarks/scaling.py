@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.contenders.fedsieve import MAX_ROUNDS, build_algorithm, build_client_data
 from benchmarks.workloads import WORKLOADS, Workload
-from fedsieve.core import types
+from fedsieve.core import protocols
 from fedsieve.core.random import generator
 from fedsieve.core.types import Batch, Clock
 from fedsieve.objectives.linear import Linear, Loss
@@ -37,7 +37,7 @@ class GeneratedClientData(ClientData):
         examples = [EXAMPLES_PER_CLIENT] * num_clients
         super().__init__(torch.empty(0, objective.num_features), torch.empty(0), examples, objective, batch_size)
 
-    def batches(self, seed: int, clock: Clock, clients: Sequence[int], workload: types.Workload) -> Iterator[Batch]:
+    def batches(self, seed: int, clock: Clock, clients: Sequence[int], workload: protocols.Workload) -> Iterator[Batch]:
         """Yield the batches of a stack of clients in a round of one exchange."""
         by_client = [self.epoch_batches(seed, clock.round, client, workload.local_steps) for client in clients]
         for step in zip(*by_client, strict=True):

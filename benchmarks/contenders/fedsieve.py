@@ -12,9 +12,10 @@ from fedsieve.algorithms.flops import Flops
 from fedsieve.algorithms.flops_pa import FlopsPA
 from fedsieve.algorithms.gated import GateNoise
 from fedsieve.core.optimizers import StepRule
+from fedsieve.core.protocols import Objective
 from fedsieve.core.reply_validation import ReplyLimits
 from fedsieve.core.schedules import DensitySchedule
-from fedsieve.core.types import Exchange, Objective
+from fedsieve.core.types import Exchange
 from fedsieve.objectives.cifar_cnn import cifar_cnn
 from fedsieve.objectives.lenet import lenet
 from fedsieve.objectives.linear import Linear, Loss

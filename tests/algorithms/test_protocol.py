@@ -6,8 +6,8 @@ import torch
 from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.core.budgets import BudgetRule
 from fedsieve.core.optimizers import Optimizer, StepRule
+from fedsieve.core.protocols import Algorithm
 from fedsieve.core.schedules import DensitySchedule
-from fedsieve.core.types import Algorithm
 from fedsieve.data.synthetic import Shift, Synthetic
 from fedsieve.experiments.config import FederationConfig
 from helpers.algorithms import SOME_ALGORITHMS, make_algorithm

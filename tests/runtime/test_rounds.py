@@ -3,7 +3,8 @@ import pytest
 import torch
 
 from fedsieve.algorithms import ALGORITHMS
-from fedsieve.core.types import Clock, ExchangeResult, Traffic, Workload
+from fedsieve.core.protocols import Workload
+from fedsieve.core.types import Clock, ExchangeResult, Traffic
 from fedsieve.experiments.config import RunConfig
 from fedsieve.experiments.resolve import resolve
 from fedsieve.objectives.linear import Linear

@@ -29,11 +29,12 @@ from fedsieve.core.budgets import Budget, BudgetRule
 from fedsieve.core.optimizers import Moments, Optimizer, StepRule
 from fedsieve.core.packets import GATE_FIELDS, Packet, SparseVector, sparse_packet, zero_packet
 from fedsieve.core.private_mean import GaussianMechanism, private_mean
+from fedsieve.core.protocols import Algorithm, Objective, Workload
 from fedsieve.core.quantization import ALLOWED_BITS, choose_code, quantize_signs
 from fedsieve.core.random import Draw
 from fedsieve.core.robust_aggregation import robust_aggregate
 from fedsieve.core.schedules import DensitySchedule
-from fedsieve.core.types import Algorithm, Batch, Clock, Layout, Objective, Reply, StackedReplies, Workload, stack_replies
+from fedsieve.core.types import Batch, Clock, Layout, Reply, StackedReplies, stack_replies
 
 DENSITY_SCHEDULE_OPTIONS = frozenset({"density_schedule", "initial_density", "anneal_start", "anneal_end", "warmup"})
 """Options of the density of messages. Algorithms with dense messages or a fixed support do not support them."""

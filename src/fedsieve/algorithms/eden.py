@@ -21,11 +21,12 @@ from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.core import topk
 from fedsieve.core.optimizers import Moments, initial_moments
 from fedsieve.core.packets import Packet, SparseVector, dense_packet, sparse_packet
+from fedsieve.core.protocols import EngineSupport, Objective
 from fedsieve.core.quantization import quantize_normal
 from fedsieve.core.random import Draw
 from fedsieve.core.rotation import rotate, rotate_back
 from fedsieve.core.schedules import DensitySchedule
-from fedsieve.core.types import Batch, Clock, EngineSupport, Layout, Objective, Reply
+from fedsieve.core.types import Batch, Clock, Layout, Reply
 
 
 class Server(NamedTuple):

@@ -15,8 +15,9 @@ from torch import Tensor
 from fedsieve.algorithms.base import DENSITY_SCHEDULE_OPTIONS, BaseAlgorithm
 from fedsieve.core.optimizers import Moments, initial_moments
 from fedsieve.core.packets import Packet, dense_packet
+from fedsieve.core.protocols import EngineSupport, Objective
 from fedsieve.core.random import Draw
-from fedsieve.core.types import Batch, Clock, EngineSupport, Layout, Objective, Reply
+from fedsieve.core.types import Batch, Clock, Layout, Reply
 
 
 class Server(NamedTuple):

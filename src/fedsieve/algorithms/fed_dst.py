@@ -27,8 +27,9 @@ from fedsieve.core import budgets, topk
 from fedsieve.core.aggregation import Aggregator, ClientWeighting
 from fedsieve.core.optimizers import Moments, initial_moments
 from fedsieve.core.packets import Packet, sparse_packet
+from fedsieve.core.protocols import EngineSupport, Objective
 from fedsieve.core.random import Draw
-from fedsieve.core.types import Batch, Clock, EngineSupport, Layout, Objective, Reply
+from fedsieve.core.types import Batch, Clock, Layout, Reply
 
 MIN_SCORE = 1e-15
 """Score of a weight that may be selected but is zero, above those that may not; its square is a normal float."""

@@ -23,10 +23,11 @@ from fedsieve.algorithms.option_rules import require_fraction, require_positive
 from fedsieve.core import budgets, topk
 from fedsieve.core.optimizers import initial_moments
 from fedsieve.core.packets import Packet, dense_packet, sparse_packet
+from fedsieve.core.protocols import EngineSupport, MemorySupport, Objective
 from fedsieve.core.quantization import quantize_signs
 from fedsieve.core.random import Draw
 from fedsieve.core.schedules import DensitySchedule
-from fedsieve.core.types import Batch, Clock, EngineSupport, Layout, MemorySupport, Objective, Reply
+from fedsieve.core.types import Batch, Clock, Layout, Reply
 
 
 class Compressor(StrEnum):

@@ -17,8 +17,9 @@ from fedsieve.algorithms.option_rules import require_fraction
 from fedsieve.core import budgets
 from fedsieve.core.budgets import Budget
 from fedsieve.core.packets import Packet, dense_packet, sparse_packet
+from fedsieve.core.protocols import Objective
 from fedsieve.core.random import Draw
-from fedsieve.core.types import Batch, Clock, Layout, Objective
+from fedsieve.core.types import Batch, Clock, Layout
 
 
 @dataclass(frozen=True, kw_only=True)

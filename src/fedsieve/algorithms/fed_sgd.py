@@ -18,8 +18,9 @@ from fedsieve.algorithms.option_rules import require_at_least
 from fedsieve.core import optimizers
 from fedsieve.core.optimizers import Optimizer, StepRule, initial_moments
 from fedsieve.core.packets import Packet, dense_packet
+from fedsieve.core.protocols import EngineSupport, Objective, Workload
 from fedsieve.core.random import Draw
-from fedsieve.core.types import Batch, Clock, EngineSupport, Layout, Objective, Reply, Workload
+from fedsieve.core.types import Batch, Clock, Layout, Reply
 
 UNUSED_BY_GRADIENT_EXCHANGE = frozenset({"learning_rate", "residual_decay", "local_steps"})
 """Options without effect if clients send gradients: the server takes the steps, and it sends all weights."""

@@ -17,8 +17,9 @@ from fedsieve.core import optimizers
 from fedsieve.core.constraint import DualUpdate
 from fedsieve.core.optimizers import Moments, Optimizer, StepRule, initial_moments
 from fedsieve.core.packets import Packet, dense_packet
+from fedsieve.core.protocols import EngineSupport, Objective, Workload
 from fedsieve.core.random import Draw
-from fedsieve.core.types import Batch, Clock, EngineSupport, Layout, Objective, Reply, Workload
+from fedsieve.core.types import Batch, Clock, Layout, Reply
 
 
 class Server(NamedTuple):

@@ -18,10 +18,11 @@ from fedsieve.core.constraint import DualUpdate
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT
 from fedsieve.core.optimizers import Moments, Optimizer, initial_moments
 from fedsieve.core.packets import Packet, SparseVector, sparse_packet
+from fedsieve.core.protocols import EngineSupport, Objective
 from fedsieve.core.quantization import quantize, quantize_gates
 from fedsieve.core.random import Draw
 from fedsieve.core.schedules import DensitySchedule
-from fedsieve.core.types import Batch, Clock, EngineSupport, Layout, Objective, Reply
+from fedsieve.core.types import Batch, Clock, Layout, Reply
 
 
 class GateInverse(StrEnum):

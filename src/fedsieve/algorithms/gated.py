@@ -22,9 +22,10 @@ from fedsieve.core.budgets import BudgetRule
 from fedsieve.core.constraint import ConstraintScale, DualUpdate
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT, GateAtTest, HardConcrete
 from fedsieve.core.optimizers import Optimizer, StepRule
+from fedsieve.core.protocols import Objective
 from fedsieve.core.random import Draw
 from fedsieve.core.schedules import DensitySchedule, LogAlphaScaling
-from fedsieve.core.types import Batch, Clock, Layout, Objective
+from fedsieve.core.types import Batch, Clock, Layout
 
 ASCENT_RATE, MIRROR_RATE = 5e-4, 1.0
 """Default learning rates of the dual variable."""

@@ -9,8 +9,9 @@ from torch import Tensor
 from fedsieve.algorithms.gated import GatedAlgorithm
 from fedsieve.core import constraint
 from fedsieve.core.feature_tables import FeatureTables
+from fedsieve.core.protocols import EngineSupport, LinearObjective
 from fedsieve.core.random import Draw
-from fedsieve.core.types import Batch, Clock, EngineSupport, LinearObjective
+from fedsieve.core.types import Batch, Clock
 
 MAX_FIRST_ORDER_DRIFT = 0.01
 """The largest drift of log_alpha over a round that is applied in one step instead of step by step."""

@@ -17,9 +17,10 @@ from fedsieve.algorithms.fed_avg import Server, average_weights
 from fedsieve.core import budgets, topk
 from fedsieve.core.optimizers import initial_moments
 from fedsieve.core.packets import Packet, SparseVector, dense_packet, sparse_packet
+from fedsieve.core.protocols import EngineSupport, Objective
 from fedsieve.core.random import Draw
 from fedsieve.core.schedules import DensitySchedule
-from fedsieve.core.types import Batch, Clock, EngineSupport, Layout, Objective, Reply
+from fedsieve.core.types import Batch, Clock, Layout, Reply
 
 
 class Client(NamedTuple):

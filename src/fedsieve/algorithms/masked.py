@@ -13,9 +13,10 @@ from fedsieve.algorithms.fed_avg import Server
 from fedsieve.algorithms.hard_thresholding import Client, Thresholding
 from fedsieve.core import budgets, topk
 from fedsieve.core.packets import Packet, dense_packet, sparse_packet
+from fedsieve.core.protocols import Objective
 from fedsieve.core.random import Draw
 from fedsieve.core.schedules import DensitySchedule
-from fedsieve.core.types import Batch, Clock, Layout, Objective
+from fedsieve.core.types import Batch, Clock, Layout
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,9 +25,10 @@ from fedsieve.core.aggregation import ClientWeighting
 from fedsieve.core.constraint import DualUpdate
 from fedsieve.core.gates import GATE_MARGIN, LOG_ALPHA_LIMIT, HardConcrete
 from fedsieve.core.packets import Packet, sparse_packet
+from fedsieve.core.protocols import EngineSupport, Objective
 from fedsieve.core.quantization import CODE_BITS, position_bits
 from fedsieve.core.random import Draw
-from fedsieve.core.types import Batch, Clock, EngineSupport, Layout, Objective, Reply
+from fedsieve.core.types import Batch, Clock, Layout, Reply
 
 
 class Server(NamedTuple):

@@ -20,9 +20,10 @@ from fedsieve.algorithms.option_rules import require_positive
 from fedsieve.core import budgets, topk
 from fedsieve.core.aggregation import ClientWeighting
 from fedsieve.core.packets import Packet, sparse_packet
+from fedsieve.core.protocols import EngineSupport, Objective
 from fedsieve.core.quantization import quantize_signs
 from fedsieve.core.random import Draw
-from fedsieve.core.types import Batch, Clock, EngineSupport, Layout, Objective, Reply
+from fedsieve.core.types import Batch, Clock, Layout, Reply
 
 
 class Server(NamedTuple):

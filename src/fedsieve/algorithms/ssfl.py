@@ -26,8 +26,9 @@ from fedsieve.algorithms.base import DENSITY_SCHEDULE_OPTIONS, BaseAlgorithm
 from fedsieve.core import topk
 from fedsieve.core.optimizers import Moments, initial_moments
 from fedsieve.core.packets import Packet, dense_packet, sparse_packet
+from fedsieve.core.protocols import EngineSupport, Objective, Workload
 from fedsieve.core.random import Draw
-from fedsieve.core.types import Batch, Clock, EngineSupport, Layout, Objective, Reply, Workload
+from fedsieve.core.types import Batch, Clock, Layout, Reply
 
 
 class Saliency(StrEnum):

@@ -22,9 +22,10 @@ from fedsieve.algorithms.option_rules import require_fraction, require_positive
 from fedsieve.core import budgets, topk
 from fedsieve.core.aggregation import ClientWeighting
 from fedsieve.core.packets import Packet, dense_packet, sparse_packet
+from fedsieve.core.protocols import CatchUp, EngineSupport, MemorySupport, Objective
 from fedsieve.core.quantization import Coding, QuantizedField, quantize_signs
 from fedsieve.core.random import Draw
-from fedsieve.core.types import Batch, CatchUp, Clock, EngineSupport, Layout, MemorySupport, Objective, Reply
+from fedsieve.core.types import Batch, Clock, Layout, Reply
 
 
 class Updates(NamedTuple):

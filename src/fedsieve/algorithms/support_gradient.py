@@ -15,8 +15,9 @@ from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.core import topk
 from fedsieve.core.optimizers import StepRule
 from fedsieve.core.packets import Packet, sparse_packet
+from fedsieve.core.protocols import EngineSupport, Objective
 from fedsieve.core.random import Draw
-from fedsieve.core.types import Batch, Clock, EngineSupport, Layout, Objective, Reply
+from fedsieve.core.types import Batch, Clock, Layout, Reply
 
 
 class Server(NamedTuple):

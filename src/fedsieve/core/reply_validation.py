@@ -10,8 +10,9 @@ from torch import Tensor
 from fedsieve.core.aggregation import delta_norms
 from fedsieve.core.gates import LOG_ALPHA_LIMIT
 from fedsieve.core.packets import GATE_FIELDS, Packet, SparseVector
+from fedsieve.core.protocols import Algorithm
 from fedsieve.core.quantization import SCALED_CODINGS, Coding, QuantizedField
-from fedsieve.core.types import Algorithm, Clock, ExchangeResult, Reply, StackedReplies, stack_replies
+from fedsieve.core.types import Clock, ExchangeResult, Reply, StackedReplies, stack_replies
 
 CODE_DTYPES = {Coding.FLOAT32: torch.float32, Coding.FLOAT16: torch.float16, Coding.UNIT8: torch.uint8}
 """Data types of codes; all other codings use int8."""

@@ -6,7 +6,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fedsieve.core.types import Objective
+from fedsieve.core.protocols import Objective
 from fedsieve.models import sparse_model
 
 

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from fedsieve.core.aggregation import Aggregator, ClientWeighting, client_weights
 from fedsieve.core.packets import Packet
+from fedsieve.core.protocols import AggregationOptions, Algorithm, BufferedObjective, Objective
 from fedsieve.core.random import server_sampler
 from fedsieve.core.reply_validation import MAX_MAGNITUDE
 from fedsieve.core.robust_aggregation import robust_aggregate
-from fedsieve.core.types import AggregationOptions, Algorithm, BufferedObjective, ExchangeResult, Objective, Reply
+from fedsieve.core.types import ExchangeResult, Reply
 
 
 def has_buffers(objective: Objective) -> TypeGuard[BufferedObjective]:

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from fedsieve.core.batches import BatchSampling, IndexedRows, SparseBatch, gather
 from fedsieve.core.optimizers import StepRule
+from fedsieve.core.protocols import Objective, Workload
 from fedsieve.core.random import generator
-from fedsieve.core.types import Batch, Clock, CsrMatrix, Objective, Workload
+from fedsieve.core.types import Batch, Clock, CsrMatrix
 
 
 class ClientData:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fedsieve import wire
 from fedsieve.core.packets import Packet
-from fedsieve.core.types import Algorithm, ClientMemories, ClientMemory, Clock, Layout, MemorySupport
+from fedsieve.core.protocols import Algorithm, MemorySupport
+from fedsieve.core.types import ClientMemories, ClientMemory, Clock, Layout
 from fedsieve.formatting import format_bytes
 from fedsieve.runtime.context import RunContext
 

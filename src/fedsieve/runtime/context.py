@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fedsieve import wire
 from fedsieve.core.packets import Packet, seed_packet
-from fedsieve.core.types import Algorithm, ClientMemory, Clock, EngineSupport, Objective, Workload
+from fedsieve.core.protocols import Algorithm, EngineSupport, Objective, Workload
+from fedsieve.core.types import ClientMemory, Clock
 from fedsieve.runtime.buffers import BufferState, buffer_state
 from fedsieve.runtime.rounds import initial_broadcast
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedsieve.core.packets import Packet
-from fedsieve.core.types import LinearObjective
+from fedsieve.core.protocols import LinearObjective
 
 
 class FeatureView(NamedTuple):

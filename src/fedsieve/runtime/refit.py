@@ -16,9 +16,10 @@ from fedsieve.algorithms.recipes import Recipe
 from fedsieve.algorithms.support_gradient import Server, SupportGradient
 from fedsieve.core.aggregation import Aggregator, ClientWeighting
 from fedsieve.core.lbfgs import minimize
+from fedsieve.core.protocols import LinearObjective, Objective
 from fedsieve.core.random import server_sampler
 from fedsieve.core.reply_validation import ReplyLimits, validate_replies
-from fedsieve.core.types import Clock, Exchange, LinearObjective, Objective, Traffic
+from fedsieve.core.types import Clock, Exchange, Traffic
 from fedsieve.runtime.batched import BatchedEngine
 from fedsieve.runtime.loop import LoopEngine
 from fedsieve.runtime.rounds import RoundResult

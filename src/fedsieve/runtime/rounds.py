@@ -9,19 +9,10 @@ from torch import Tensor
 
 from fedsieve.core.budgets import floor_of_decimal
 from fedsieve.core.packets import Packet, seed_packet
+from fedsieve.core.protocols import AggregationOptions, Algorithm, MemorySupport, Objective
 from fedsieve.core.random import Draw, derive_key, generator, secret_sampler, secret_words, server_sampler
 from fedsieve.core.reply_validation import ReplyLimits, validate_replies
-from fedsieve.core.types import (
-    AggregationOptions,
-    Algorithm,
-    ClientMemories,
-    ClientMemory,
-    Clock,
-    Exchange,
-    MemorySupport,
-    Objective,
-    Traffic,
-)
+from fedsieve.core.types import ClientMemories, ClientMemory, Clock, Exchange, Traffic
 from fedsieve.runtime.buffers import BufferState
 
 

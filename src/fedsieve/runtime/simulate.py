@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fedsieve import wire
+from fedsieve.core.protocols import Algorithm, Objective
 from fedsieve.core.reply_validation import ReplyLimits
-from fedsieve.core.types import Algorithm, CsrMatrix, Objective
+from fedsieve.core.types import CsrMatrix
 from fedsieve.runtime.batched import BatchedEngine
 from fedsieve.runtime.buffers import buffer_state
 from fedsieve.runtime.client_data import ClientData

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from fedsieve.core.packets import Packet
+from fedsieve.core.protocols import Algorithm, LinearObjective
 from fedsieve.core.random import Draw, client_sampler
-from fedsieve.core.types import Algorithm, ClientMemory, Clock, LinearObjective
+from fedsieve.core.types import ClientMemory, Clock
 from fedsieve.runtime.client_data import ClientData, SparseRoundData
 from fedsieve.runtime.client_memory import restore_memory, store_memory
 from fedsieve.runtime.context import RunContext
