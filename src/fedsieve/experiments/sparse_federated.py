@@ -151,7 +151,8 @@ class SparseFederated(SelectorMixin, BaseEstimator):
         """Return examples and targets as numbers."""
         with name_transformers(X, type(self).__name__):
             dtypes = [np.float64, np.float32]
-            return validate_data(self, X, y, accept_sparse="csr", dtype=dtypes, multi_output=True, reset=reset, **options)
+            x, y = validate_data(self, X, y, accept_sparse="csr", dtype=dtypes, multi_output=True, reset=reset, **options)
+        return x, y
 
     def _train(
         self,
