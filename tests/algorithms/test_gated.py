@@ -7,7 +7,7 @@ import torch
 
 from fedsieve.algorithms.flops import Flops
 from fedsieve.algorithms.flops_pa import FlopsPA
-from fedsieve.algorithms.gated import initial_log_alpha, open_ungated, zero_ungated
+from fedsieve.algorithms.log_alpha import initial_log_alpha, open_ungated, zero_ungated
 from fedsieve.core import gates
 from fedsieve.core.constraint import DualUpdate
 from fedsieve.core.gates import GateAtTest

@@ -25,8 +25,8 @@ from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.algorithms.fed_avg import FedAvg, Server
 from fedsieve.algorithms.fed_ef import FedEF
 from fedsieve.algorithms.flops_pa import FlopsPA, GateEncoding
-from fedsieve.algorithms.gated import open_ungated
 from fedsieve.algorithms.hard_thresholding import Thresholding
+from fedsieve.algorithms.log_alpha import open_ungated
 from fedsieve.algorithms.sieve import Sieve, mean_gates
 from fedsieve.core import constraint, topk
 from fedsieve.core.constraint import DualUpdate

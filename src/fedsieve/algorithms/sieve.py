@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from fedsieve.algorithms.error_feedback import ErrorFeedback
-from fedsieve.algorithms.gated import gate_diagnostics, initial_log_alpha, open_nonzero, open_ungated
+from fedsieve.algorithms.log_alpha import gate_diagnostics, initial_log_alpha, open_nonzero, open_ungated
 from fedsieve.algorithms.option_rules import require_at_least, require_positive
 from fedsieve.core import budgets, constraint, gates, optimizers, topk
 from fedsieve.core.aggregation import ClientWeighting

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsieve.algorithms.base import BaseAlgorithm
-from fedsieve.algorithms.gated import HasGateDistribution, HasGates
+from fedsieve.algorithms.log_alpha import HasGateDistribution, HasGates
 from fedsieve.core.gates import active_probability
 from fedsieve.core.optimizers import StepRule
 from fedsieve.core.reply_validation import CLAIM_REASON

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from fedsieve.algorithms.base import BaseAlgorithm
-from fedsieve.algorithms.gated import GatedAlgorithm, HasGateDistribution, HasGates
+from fedsieve.algorithms.gated import GatedAlgorithm
+from fedsieve.algorithms.log_alpha import HasGateDistribution, HasGates
 from fedsieve.core import gates
 from fedsieve.core.gates import GateAtTest
 
