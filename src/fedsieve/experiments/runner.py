@@ -1,4 +1,4 @@
-"""Train a run in its directory: start, resume, summarize. An interrupted run resumes to the same bits."""
+"""Train a run in its directory: start and resume it. An interrupted run resumes to the same bits."""
 
 import json
 import sys
@@ -9,24 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedsieve import __version__
 from fedsieve.algorithms.gated import GatedAlgorithm
 from fedsieve.core.random import derive_key
-from fedsieve.data import user_files
 from fedsieve.experiments.config_io import load_run
 from fedsieve.experiments.resolve import ResolvedRun
-from fedsieve.experiments.run_info import dense_bytes_per_round, describe_run
+from fedsieve.experiments.run_info import describe_run
 from fedsieve.experiments.simulation import Simulation
+from fedsieve.experiments.summary import summarize
 from fedsieve.experiments.topology import TREE
 from fedsieve.experiments.trackers import Tracker, open_tracker
 from fedsieve.formatting import ProgressBar, escape_controls, format_number
 from fedsieve.models.card import model_card
 from fedsieve.models.initial_weights import load_initial_weights
 from fedsieve.models.sparse_model import to_safetensors
-from fedsieve.objectives.linear import Linear
-from fedsieve.runtime import evaluation
 from fedsieve.runtime.buffers import append_buffers, buffer_state
 from fedsieve.runtime.client_memory import describe_memory, memory_bytes, physical_memory
 from fedsieve.runtime.cluster import ClusterExchange
@@ -40,13 +37,10 @@ from fedsieve.runtime.rounds import RoundResult, initial_server, train
 from fedsieve.storage import checkpoint, run_directory
 from fedsieve.storage.run_log import CheckpointInterval, RunHistory, RunLog, load_history
 
-METRIC_NAMES = ("r2", "mse", "accuracy", "ce", "bce", "micro_f1", "tdr", "tdr_features", "recall")
 LARGE_MEMORY_FRACTION = 0.1
 """Above this fraction of the machine's memory, the size of what clients keep is printed before the first round."""
 NODE_EVALUATIONS = 20
 """How often the metrics of single nodes are measured in a run without a server: each time costs an evaluation per node."""
-TOPOLOGY_COLUMNS = ("worst_node", "mean_node", "consensus_distance", "support_agreement")
-"""Columns of the last round that the result of a run without a server has too."""
 MUST_MATCH = ("metric", "layout", "truth", "clients", "topology")
 """Entries of run_info.json that must not change when a run resumes: they describe the data and the model."""
 
@@ -206,55 +200,6 @@ def iterate_epsilon(run: ResolvedRun, simulation: Simulation, first_round: int) 
     return epsilon_by_round(
         run.privacy.noise_multiplier, run.privacy.delta, num_clients, cohort, run.algorithm.workload.exchanges, first_round
     )
-
-
-def used_features(run: ResolvedRun, parameters: Tensor) -> list[str] | None:
-    """Return the features a linear model uses, strongest first; None unless the data is a user's file or gates are shared by feature."""
-    objective = run.objective
-    if not isinstance(objective, Linear) or not (objective.group_by_feature or run.task == "file"):
-        return None
-    strength = objective.unflatten(parameters)[0].square().sum(0)
-    order = strength.argsort(descending=True, stable=True)[: int((strength > 0).sum())].tolist()
-    names = user_files.read_table(run.data.path, run.data.target, run.data.client).feature_names if run.task == "file" else None
-    return [names[j] if names else str(j) for j in order]
-
-
-def summarize(
-    run: ResolvedRun, simulation: Simulation, rows: list[dict[str, Any]], server: Any, buffers: Tensor | None = None
-) -> dict[str, Any]:
-    """Return the result of a run by the names of `--json`."""
-    unprojected = append_buffers(run.algorithm.unprojected_parameters(server), buffers)
-    last, parameters = rows[-1], run.algorithm.parameters(server)
-    return {
-        "run": run.id,
-        "task": run.task,
-        "algorithm": run.algorithm_name,
-        "seed": run.seed,
-        "metric": run.metric,
-        "value": last[run.metric],
-        "value_before_projection": simulation.evaluate(unprojected)[run.metric],
-        **{name: last.get(name) for name in METRIC_NAMES},
-        **evaluation.summarize(rows, parameters, run.objective.layout.num_gated),
-        "features": used_features(run, parameters),
-        "expected_density": last.get("expected_density"),
-        "test_density": last.get("test_density"),
-        "epsilon": last.get("epsilon"),
-        "delta": run.privacy.delta,
-        "bytes_counted": run.byte_counting.value,
-        "oracle_value": simulation.oracle_value,
-        "data": simulation.dataset.description,
-        "note": simulation.dataset.note,
-        **topology_summary(rows),
-        "bytes_dense": len(rows) * dense_bytes_per_round(run, simulation),
-        "bytes_examples": simulation.bytes_examples,
-    }
-
-
-def topology_summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what a run over a topology other than a star adds to its result."""
-    last = rows[-1]
-    sums = {name: sum(row[name] for row in rows) for name in last if name.startswith("level_") or name.endswith("node_bytes")}
-    return {name: last[name] for name in TOPOLOGY_COLUMNS if name in last} | sums
 
 
 def start_run(
