@@ -165,7 +165,7 @@ def all_links_step(links: Links, num_nodes: int) -> MixingStep:
     for sender, receiver in sorted(links):
         senders[receiver].append(sender)
     degrees = [len(each) for each in senders]
-    return _padded(senders, [[1 / (1 + max(degrees[i], degrees[j])) for j in senders[i]] for i in range(num_nodes)])
+    return _pad_senders(senders, [[1 / (1 + max(degrees[i], degrees[j])) for j in senders[i]] for i in range(num_nodes)])
 
 
 def one_peer_links(links: Links, num_nodes: int) -> list[list[tuple[int, int]]]:
@@ -185,10 +185,10 @@ def one_peer_step(pairs: Sequence[tuple[int, int]], num_nodes: int) -> MixingSte
     """Return the step in which a node averages with the one that it receives from."""
     sender_of = {receiver: sender for sender, receiver in pairs}
     senders = [[sender_of[i]] if i in sender_of else [] for i in range(num_nodes)]
-    return _padded(senders, [[0.5] * len(each) for each in senders])
+    return _pad_senders(senders, [[0.5] * len(each) for each in senders])
 
 
-def _padded(senders: Sequence[Sequence[int]], weights: Sequence[Sequence[float]]) -> MixingStep:
+def _pad_senders(senders: Sequence[Sequence[int]], weights: Sequence[Sequence[float]]) -> MixingStep:
     width = max(map(len, senders))
     rows = [[*each, *[i] * (width - len(each))] for i, each in enumerate(senders)]
     return MixingStep(np.array(rows, dtype=np.int64), np.array([[*each, *[0.0] * (width - len(each))] for each in weights]))

@@ -128,7 +128,13 @@ def verdict_table(document: Mapping[str, Any]) -> str:
         return "Not computed for this version yet: `fedsieve reproduce all --scale short` computes it."
     lines = ["| claim | recipe | verdict | checks | decided by |", "|---|---|---|---|---|"]
     for verdict in read_verdicts(document):
-        cells = (f"{verdict.number}. {verdict.claim}", verdict.recipe, f"**{verdict.verdict}**", count_checks(verdict), deciding(verdict))
+        cells = (
+            f"{verdict.number}. {verdict.claim}",
+            verdict.recipe,
+            f"**{verdict.verdict}**",
+            count_checks(verdict),
+            list_deciding_checks(verdict),
+        )
         lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
     return "\n".join([*lines, "", fill(describe_document(document), 120)])
 
@@ -146,7 +152,7 @@ def count_checks(verdict: Verdict) -> str:
     return ", ".join(f"{counts[outcome]} {word}" for outcome, word in words.items() if counts[outcome])
 
 
-def deciding(verdict: Verdict) -> str:
+def list_deciding_checks(verdict: Verdict) -> str:
     """Return the numbers of the checks that decide: the failed ones, or the undecided ones, or those nearest to their bound."""
     for outcome in (FAILS, UNDECIDED, HOLDS):
         found = [check for check in verdict.checks if check.outcome == outcome]
