@@ -63,6 +63,7 @@ TESTS = {
     "algorithms/flops_pa.py": ["algorithms/test_gated.py", "algorithms/test_flops_pa.py", "algorithms/test_recipes.py"],
     "studies/gate_trace.py": ["studies/test_gate_trace.py"],
     "report/claims.py": ["report/test_claims.py"],
+    "algorithms/log_alpha.py": ["algorithms/test_gated.py"],
 }
 """The tests that hold each module; a mutant that only other tests notice counts as a survivor."""
 

@@ -11,7 +11,7 @@ from fedsieve.cli.main import main
 from fedsieve.core.aggregation import ClientWeighting
 from fedsieve.experiments.config import RunConfig
 from fedsieve.experiments.resolve import resolve
-from fedsieve.report import published, tables
+from fedsieve.report import paper, tables
 from fedsieve.studies.catalog import PAPER_STUDIES, STUDIES
 from fedsieve.studies.registry import BUILDERS, TUNED_STUDIES
 from fedsieve.studies.runner import list_jobs
@@ -35,7 +35,7 @@ LATEX = {
 @pytest.mark.parametrize("line", LATEX)
 def test_published_numbers_are_those_of_the_papers_source(line):
     _, density, *cells = LATEX[line].removesuffix(r"\\").split("&")
-    found = [cell for cell in published.CELLS if cell.source_line == line]
+    found = [cell for cell in paper.CELLS if cell.source_line == line]
     assert [cell.value for cell in found] == [float(cell) for cell in cells]
     assert {cell.true_density for cell in found} == {float(density)}
 
@@ -43,7 +43,7 @@ def test_published_numbers_are_those_of_the_papers_source(line):
 def test_every_published_cell_has_a_cell_in_its_study():
     for name in ("table-1", "table-2"):
         labels = [cell.label for cell in BUILDERS[name](SCALES[ScaleName.SHORT]).conditions]
-        for cell in published.table_cells(name):
+        for cell in paper.table_cells(name):
             wanted = {
                 "task": cell.task,
                 "algorithm": cell.algorithm,

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from rich.table import Table as RichTable
 
 from fedsieve.formatting import format_bytes, spreadsheet_cell
-from fedsieve.report import published
+from fedsieve.report import paper
 from fedsieve.report.figures import ablation, equal_bytes, published_tables, rivals, robustness, topologies
 from fedsieve.report.figures.ablation import DIFFERENCE_TO_DEFAULT
 from fedsieve.report.figures.equal_bytes import DIFFERENCE_TO_SIEVE
-from fedsieve.report.published import PublishedCell
+from fedsieve.report.paper import PublishedCell
 from fedsieve.studies import results
 from fedsieve.studies.results import PUBLISHED, RECOMMENDED, REFERENCE_ALGORITHM, TUNED, Row
 from fedsieve.studies.scale import ScaleName
@@ -205,7 +205,7 @@ def meets_target(row: Row) -> bool:
 def paper_table(name: str, description: str, rows: list[Row], notes: list[str]) -> StudyTable:
     """Return the cells of a paper's table: the paper's number, the measured one, the difference, and a verdict."""
     entries: list[dict[str, Any]] = []
-    for cell in published.table_cells(name):
+    for cell in paper.table_cells(name):
         label = {"task": cell.task, "truth": cell.true_density, "skew": cell.skew}
         label |= {"algorithm": cell.algorithm, "target": cell.target_density}
         measure = metric_name(cell.task, cell.measure)
@@ -261,9 +261,9 @@ def compare_cell(cell: PublishedCell, measured: Mapping[str, float | None]) -> d
         verdict = "similar" if is_similar else "better" if gain > 0 else "worse"
     elif cell.target_density > cell.true_density and cell.measure == "tdr":
         rows_bound = ", rows about 0.40" if cell.task == "mc" else ""
-        verdict = f"not evaluated: entries at most {published.PRECISION_BOUND:.3f}{rows_bound}"
+        verdict = f"not evaluated: entries at most {paper.PRECISION_BOUND:.3f}{rows_bound}"
     elif cell.target_density > cell.true_density and cell.measure == "loss":
         verdict = "not evaluated: accuracy only"
     else:
-        verdict = REACHED if gain + published.ROUNDING_TOLERANCE >= 0 else MISS
+        verdict = REACHED if gain + paper.ROUNDING_TOLERANCE >= 0 else MISS
     return {"difference": difference, "verdict": verdict}
