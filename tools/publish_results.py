@@ -88,7 +88,7 @@ def with_other_studies(found: Mapping[str, Any], before: Mapping[str, Any], stud
         merged[verdict.number, verdict.recipe] = verdicts.make_verdict(*verdict[:3], [*kept, *verdict.checks], keys)
     order = sorted(merged, key=lambda pair: (pair[0], list(claims.RECIPES).index(pair[1])))
     about = {"seeds": sorted({*found["seeds"], *before["seeds"]}), "versions": sorted({*found["versions"], *before["versions"]})}
-    data = "; ".join(dict.fromkeys((before["data"], found["data"])))
+    data = "; ".join(dict.fromkeys(part for document in (before, found) for part in document["data"].split("; ")))
     return verdicts.to_document([merged[pair] for pair in order], scale=found["scale"], **about, data=data)
 
 
@@ -138,7 +138,9 @@ def study_section(name: str, folder: Path) -> str:
 def figure_row(name: str, notes: Sequence[str]) -> str:
     """Return the row of a study in the table of figures."""
     image, caption = IMAGES[name]
-    runs = "; ".join(notes).replace("|", "/")
+    unfinished = sum(note.startswith("**") for note in notes)
+    kept = [note for note in notes if not note.startswith("**")] + [f"{unfinished} sets of runs did not finish"] * (unfinished > 0)
+    runs = "; ".join(kept).replace("|", "/")
     return f"| `{name}` | [{caption}](images/{image}.png) | {runs} | [{name}.csv](data/{name}.csv) |"
 
 

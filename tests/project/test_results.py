@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from fedsieve.report.figures.ablation import DIFFERENCE_TO_DEFAULT
 from fedsieve.report.tables import StudyTable
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "results.md").read_text()
-NUMBERS = ("truth", "target", "paper")
+NUMBERS = ("truth", "target", "paper", "error", DIFFERENCE_TO_DEFAULT)
 
 
 @pytest.fixture

@@ -1,15 +1,12 @@
 """Verdicts on claims: a quantity over seeds, its 95 % interval and the bounds of the claim decide each check."""
 
 from collections.abc import Mapping, Sequence
-from math import inf
 from textwrap import fill
 from typing import Any, NamedTuple
 
 from fedsieve.studies.results import paired_difference
 
 HOLDS, FAILS, UNDECIDED, NOT_EVALUATED = "holds", "does not hold", "undecided", "not evaluated"
-MAX_LISTED_CHECKS = 2
-"""Maximum number of checks that the table names for a verdict."""
 
 
 class Check(NamedTuple):
@@ -123,19 +120,15 @@ def read_verdicts(document: Mapping[str, Any]) -> list[Verdict]:
 
 
 def verdict_table(document: Mapping[str, Any]) -> str:
-    """Return the verdicts as a Markdown table, one line per claim and recipe, and the data below it."""
+    """Return the verdicts as a Markdown table, one line per claim and one column per recipe, and the data below it."""
     if not document["claims"]:
         return "Not computed for this version yet: `fedsieve reproduce all --scale short` computes it."
-    lines = ["| claim | recipe | verdict | checks | decided by |", "|---|---|---|---|---|"]
-    for verdict in read_verdicts(document):
-        cells = (
-            f"{verdict.number}. {verdict.claim}",
-            verdict.recipe,
-            f"**{verdict.verdict}**",
-            count_checks(verdict),
-            list_deciding_checks(verdict),
-        )
-        lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
+    verdicts = read_verdicts(document)
+    recipes = list(dict.fromkeys(verdict.recipe for verdict in verdicts))
+    lines = ["| claim | " + " | ".join(f"recipe {recipe}" for recipe in recipes) + " |", "|" + "---|" * (1 + len(recipes))]
+    for number, claim in dict.fromkeys((verdict.number, verdict.claim) for verdict in verdicts):
+        found = {verdict.recipe: f"**{verdict.verdict}** ({count_checks(verdict)})" for verdict in verdicts if verdict.number == number}
+        lines.append("| " + " | ".join([f"{number}. {claim}", *(found.get(recipe, NOT_EVALUATED) for recipe in recipes)]) + " |")
     return "\n".join([*lines, "", fill(describe_document(document), 120)])
 
 
@@ -150,26 +143,6 @@ def count_checks(verdict: Verdict) -> str:
     words = {HOLDS: "hold", FAILS: "do not", UNDECIDED: "undecided"}
     counts = {outcome: sum(check.outcome == outcome for check in verdict.checks) for outcome in words}
     return ", ".join(f"{counts[outcome]} {word}" for outcome, word in words.items() if counts[outcome])
-
-
-def list_deciding_checks(verdict: Verdict) -> str:
-    """Return the numbers of the checks that decide: the failed ones, or the undecided ones, or those nearest to their bound."""
-    for outcome in (FAILS, UNDECIDED, HOLDS):
-        found = [check for check in verdict.checks if check.outcome == outcome]
-        if found:
-            found.sort(key=margin)
-            more = f"; {len(found) - MAX_LISTED_CHECKS} more" if len(found) > MAX_LISTED_CHECKS and outcome != HOLDS else ""
-            return "; ".join(f"{format_case(check.case)}: {check.numbers}" for check in found[:MAX_LISTED_CHECKS]) + more
-    return ""
-
-
-def margin(check: Check) -> float:
-    """Return the distance of the mean to its nearest bound, negative beyond it; without a mean minus infinity."""
-    if check.mean is None:
-        return -inf
-    above = inf if check.at_least is None else check.mean - check.at_least
-    below = inf if check.at_most is None else check.at_most - check.mean
-    return min(above, below)
 
 
 def verdict_details(document: Mapping[str, Any]) -> str:
