@@ -12,6 +12,7 @@ from fedsieve.core.batches import BatchSampling
 from fedsieve.core.optimizers import Optimizer, StepRule
 from fedsieve.core.schedules import DensitySchedule, LogAlphaScaling
 from fedsieve.core.types import Clock
+from fedsieve.experiments.fit_arguments import build_algorithm
 from helpers.algorithms import SOME_ALGORITHMS, make_algorithm
 from helpers.runs import small_run, train_run
 
@@ -118,6 +119,11 @@ def test_an_option_without_effect_beside_the_others_is_refused(method, options, 
     with pytest.raises(ValueError, match=words):
         small_run(method, algorithm=options)
     small_run(method, algorithm=dict(others))
+
+
+def test_fit_refuses_an_option_without_effect():
+    with pytest.raises(ValueError, match=r"algorithm\.anneal-end 0\.3 has no effect without --algorithm\.density-schedule cubic"):
+        build_algorithm("fed-round-ht", 0.1, None, {"density_schedule": "constant", "anneal_end": 0.3})
 
 
 def test_an_option_may_be_given_as_the_word_of_its_choice():

@@ -358,6 +358,8 @@ def test_options_of_training_and_of_the_server_step_are_refused():
             SparseStrategy(fed_avg(), **{option: 1.0})
     with pytest.raises(ValueError, match="search-fractoin is unknown; did you mean"):
         SparseStrategy(fed_avg(), search_fractoin=0.5)
+    with pytest.raises(ValueError, match=r"algorithm\.anneal-end 0\.3 has no effect without --algorithm\.density-schedule cubic"):
+        SparseStrategy(fed_avg(), algorithm="fed-round-ht", density_schedule="constant", anneal_end=0.3)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar
 
 from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.algorithms.base import BaseAlgorithm
@@ -14,6 +14,7 @@ from fedsieve.core.optimizers import StepRule
 from fedsieve.core.schedules import DensitySchedule
 from fedsieve.objectives.losses import Loss
 
+Algorithm = TypeVar("Algorithm", bound=BaseAlgorithm)
 DENSITY_ANNEALING = {"density_schedule": DensitySchedule.CUBIC}
 """Messages are denser at first: a model that has learned little would select the wrong weights."""
 NETWORK_DEFAULTS = {
@@ -51,13 +52,14 @@ def recipe_options(algorithm: type[BaseAlgorithm], recipe: Recipe, loss: Loss | 
     return {} if recipe is Recipe.RECOMMENDED else {name: value for name, value in values.items() if name in names} | {"recipe": recipe}
 
 
-def require_effect(algorithm: BaseAlgorithm) -> None:
-    """Raise ValueError if an option has another value than its recipe's, and no effect beside the others."""
+def require_effect(algorithm: Algorithm) -> Algorithm:
+    """Return the algorithm, or raise ValueError if an option has another value than its recipe's and no effect beside the others."""
     defaults = {f.name: f.default for f in fields(algorithm)} | recipe_values(algorithm.recipes, algorithm.recipe, None)
     for name, setting in algorithm.needed_settings.items():
         if name in algorithm.option_names() and getattr(algorithm, name) != defaults[name]:
             value = getattr(algorithm, name)
             raise ValueError(f"{option_name(name)} {value} has no effect without --algorithm.{setting}; add that, or leave it out")
+    return algorithm
 
 
 def require_recipes(algorithm_name: str, recipe: object) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.algorithms.base import BaseAlgorithm
-from fedsieve.algorithms.defaults import NETWORK_DEFAULTS, batches_per_round, select_supported
+from fedsieve.algorithms.defaults import NETWORK_DEFAULTS, batches_per_round, require_effect, select_supported
 from fedsieve.core.settings import field_types, parse_value
 from fedsieve.data.module_examples import ModuleExamples
 from fedsieve.objectives.module import GateGranularity, Module
@@ -107,8 +107,8 @@ def build_algorithm(
     cls = type(algorithm) if isinstance(algorithm, BaseAlgorithm) else algorithm_class(algorithm)
     chosen = parse_options(cls, options) | {"density": parse_plain(float, density, "density")}
     if isinstance(algorithm, BaseAlgorithm):
-        return replace(algorithm, **chosen)
-    return cls(**select_supported(cls, NETWORK_DEFAULTS) | chosen)
+        return require_effect(replace(algorithm, **chosen))
+    return require_effect(cls(**select_supported(cls, NETWORK_DEFAULTS) | chosen))
 
 
 def set_local_epochs(algorithm: BaseAlgorithm, local_epochs: float, options: Mapping[str, Any], counts: np.ndarray) -> BaseAlgorithm:

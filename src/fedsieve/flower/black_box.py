@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedsieve.algorithms import algorithm_class
 from fedsieve.algorithms.base import BaseAlgorithm
-from fedsieve.algorithms.defaults import NETWORK_DEFAULTS, select_supported
+from fedsieve.algorithms.defaults import NETWORK_DEFAULTS, require_effect, select_supported
 from fedsieve.algorithms.sieve import Sieve, mean_gates
 from fedsieve.core import gates
 from fedsieve.core.gates import LOG_ALPHA_LIMIT
@@ -60,7 +60,7 @@ def build_algorithm(name: str, density: float, options: Mapping[str, Any]) -> Ba
     defaults: dict[str, Any] = {key: value for key, value in select_supported(cls, NETWORK_DEFAULTS).items() if key in names}
     if "server_learning_rate" in cls.option_names():
         defaults["server_learning_rate"] = 1.0
-    return cls(density=density, **defaults | ROUND_DEFAULTS.get(name, {}) | parsed)
+    return require_effect(cls(density=density, **defaults | ROUND_DEFAULTS.get(name, {}) | parsed))
 
 
 def received_weights(algorithm: BaseAlgorithm, packet: Packet) -> Float[Tensor, " p"]:
