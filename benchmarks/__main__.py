@@ -46,7 +46,7 @@ def main() -> None:
         results[name] = (
             cli_startup.measure_cli(options.repeats)
             if name == "W5"
-            else compare_contenders(WORKLOADS[name], options.rivals, options.repeats)
+            else compare_contenders(WORKLOADS[name], options.rivals, options.repeats, with_wall=not options.cpu_only)
         )
     if options.out is not None:
         stored = json.loads(options.out.read_text()) if options.out.exists() else {}
@@ -65,6 +65,7 @@ def parse_arguments() -> argparse.Namespace:
         "--rivals", nargs="*", choices=RIVAL_NAMES, default=RIVAL_NAMES, metavar="NAME", help=f"of {', '.join(RIVAL_NAMES)} (default: all)"
     )
     parser.add_argument("--repeats", type=int, default=7, help="interleaved repeats (default: 7)")
+    parser.add_argument("--cpu-only", action="store_true", help="leave out the ratios of wall time, which need idle cores")
     parser.add_argument("--out", type=Path, help="JSON file for the ratios; those of other workloads in it are kept")
     options = parser.parse_args()
     if options.repeats < 1:
@@ -83,11 +84,12 @@ def render_table(results: dict[str, dict[str, float | None]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def compare_contenders(workload: Workload, rivals: list[str], repeats: int) -> dict[str, float | None]:
+def compare_contenders(workload: Workload, rivals: list[str], repeats: int, *, with_wall: bool) -> dict[str, float | None]:
     """Return the ratios of all contenders on one workload, and print their times."""
     compared = [rival for rival in RIVALS.get(workload.name, ("naive_loop",)) if rival in rivals]
     generic = ["as_module"] if workload.name in MODULE_WORKLOADS else []
-    timings, missing = time_interleaved(workload, ["fedsieve", "torch_only", "all_cores", "roofline", *generic, *compared], repeats)
+    parallel = ["all_cores"] if with_wall else []
+    timings, missing = time_interleaved(workload, ["fedsieve", "torch_only", *parallel, "roofline", *generic, *compared], repeats)
     if "fedsieve" not in timings:
         if workload.name == "RCV1":
             print(f"\n{workload.name}  left out: {missing['fedsieve']}")
@@ -113,11 +115,11 @@ def compare_contenders(workload: Workload, rivals: list[str], repeats: int) -> d
     )
     row["roofline"] = round(1 / speedup(ours, timings["roofline"]), 2) if "roofline" in timings else None
     row["peak_mb"] = round(ours.peak_mb)
-    slow, parallel = timings.get("torch_only"), timings.get("all_cores")
+    slow, all_cores = timings.get("torch_only"), timings.get("all_cores")
     row["torch"] = round(speedup(slow, timings["naive_loop"]), 2) if slow and "naive_loop" in timings else None
-    row["all_cores"] = round(wall_speedup(parallel, ours), 2) if parallel else None
+    row["all_cores"] = round(wall_speedup(all_cores, ours), 2) if all_cores else None
     for name in RIVAL_NAMES[1:]:
-        row[f"{name}_wall"] = round(wall_speedup(parallel, timings[name]), 2) if parallel and name in timings else None
+        row[f"{name}_wall"] = round(wall_speedup(all_cores, timings[name]), 2) if all_cores and name in timings else None
     return row
 
 
