@@ -14,12 +14,12 @@ from fedsieve.algorithms.option_rules import option_name, require_at_least, requ
 from fedsieve.algorithms.recipes import Recipe, Recipes
 from fedsieve.core import budgets, optimizers, topk
 from fedsieve.core.aggregation import (
+    REPLIES_PER_MALICIOUS_CLIENT,
     Aggregator,
     ClientWeighting,
     client_weights,
     limited_mean,
     mean,
-    num_limited,
     quantized_mean,
     riemannian_mean,
     sparse_mean,
@@ -375,7 +375,7 @@ class BaseAlgorithm(Algorithm, ABC):
             return {name: quantized_mean(values, weights) for name, values in stack.fields.items()}
         packets = [reply.packet.unsqueeze() for reply in replies] if stack is None else [stack]
         vectors = [self.decode_sparse(stacked, like.dtype) for stacked in packets]
-        if not (limit and num_limited(len(replies))) or self.recipe is Recipe.PAPER:
+        if not limit or len(replies) < REPLIES_PER_MALICIOUS_CLIENT or self.recipe is Recipe.PAPER:
             return {name: sparse_mean([part[name] for part in vectors], weights, packet.size) for name in vectors[0]}
         return limited_mean(vectors, self.decode_dense(packet, like.dtype), weights, packet.size)
 

@@ -6,6 +6,7 @@ Hard concrete gates are of Louizos et al. 2018, arXiv 1712.01312; gates under a 
 from abc import ABC
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from math import ceil, inf
 from typing import Any, ClassVar, NamedTuple
 
@@ -146,7 +147,7 @@ class GatedAlgorithm(BaseAlgorithm, ABC):
                 f"use a higher density, a lower algorithm.temperature or a higher algorithm.log-alpha-limit"
             )
 
-    @property
+    @cached_property
     def shape(self) -> HardConcrete:
         """The distribution of the gates."""
         return HardConcrete(self.temperature, self.stretch_low, self.stretch_high)

@@ -55,14 +55,9 @@ REPLIES_PER_MALICIOUS_CLIENT = 20
 """The weighted mean limits one reply of this many: what it promises to tolerate. Smaller cohorts have the plain mean."""
 
 
-def num_limited(num_replies: int) -> int:
-    """Return how many replies the weighted mean limits."""
-    return num_replies // REPLIES_PER_MALICIOUS_CLIENT
-
-
 def limit_largest(sizes: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
-    """Return the sizes, of which the `num_limited` largest are reduced to the next: a size that an honest client has, or less."""
-    return sizes.clamp_max(sizes.topk(num_limited(len(sizes)) + 1).values[-1])
+    """Return the sizes, of which the largest, one of twenty, are reduced to the next: a size that an honest client has, or less."""
+    return sizes.clamp_max(sizes.topk(len(sizes) // REPLIES_PER_MALICIOUS_CLIENT + 1).values[-1])
 
 
 def delta_norms(vectors: dict[str, SparseVector], sent: dict[str, Tensor], size: int) -> Float[Tensor, "*k"]:

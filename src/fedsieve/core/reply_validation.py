@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedsieve.core.aggregation import delta_norms
 from fedsieve.core.gates import LOG_ALPHA_LIMIT
-from fedsieve.core.packets import GATE_FIELDS, Packet, SparseVector
+from fedsieve.core.packets import GATE_FIELDS, Packet
 from fedsieve.core.protocols import Algorithm
 from fedsieve.core.quantization import SCALED_CODINGS, Coding, QuantizedField
 from fedsieve.core.types import Clock, ExchangeResult, Reply, StackedReplies, stack_replies
@@ -78,16 +78,13 @@ def _norm_outliers(algorithm: Algorithm, packet: Packet, replies: Sequence[Reply
     """Whether each reply moved too far from the broadcast."""
     if max_norm_ratio == inf or not replies:
         return [False] * len(replies)
-    parts, stack = _decode_weights(algorithm, packet, dtype), stack_replies(replies)
-    sent = {name: part.densify(None, packet.size) for name, part in parts.items()}
+    stack = stack_replies(replies)
     packets = [reply.packet.unsqueeze() for reply in replies] if stack is None else [stack]
-    norms = torch.cat([delta_norms(_decode_weights(algorithm, stacked, dtype), sent, packet.size) for stacked in packets])
+    decoded = [algorithm.decode_sparse(each, dtype) for each in (packet, *packets)]
+    parts, *stacks = [{name: part for name, part in vectors.items() if name not in GATE_FIELDS} for vectors in decoded]
+    sent = {name: part.densify(None, packet.size) for name, part in parts.items()}
+    norms = torch.cat([delta_norms(vectors, sent, packet.size) for vectors in stacks])
     return ((norms > max_norm_ratio * norms.nanmedian()) & (norms > delta_norms(parts, {}, packet.size))).tolist()
-
-
-def _decode_weights(algorithm: Algorithm, packet: Packet, dtype: torch.dtype) -> dict[str, SparseVector]:
-    """All vectors of a packet except gates."""
-    return {name: part for name, part in algorithm.decode_sparse(packet, dtype).items() if name not in GATE_FIELDS}
 
 
 def _find_error(

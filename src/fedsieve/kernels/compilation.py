@@ -23,14 +23,15 @@ ADDRESS = int64
 
 
 class CompiledKernel:
-    """A kernel that is loaded or compiled when it is first called, because a run calls few of them."""
+    """A kernel that is loaded or compiled when it is first called, because a run calls few of them; its compiled form then replaces it."""
 
     def __init__(self, function, signature, options):
         self.function, self.signature, self.options = function, signature, options
         function.__qualname__ = f"{function.__name__}_{DIGEST}"
 
     def __call__(self, *args):
-        """Call the compiled form."""
+        """Call the compiled form, which has the kernel's name from now on."""
+        self.function.__globals__[self.function.__name__] = self.dispatcher
         self.dispatcher(*args)
 
     @cached_property
