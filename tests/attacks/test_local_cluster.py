@@ -7,7 +7,7 @@ import stat
 import subprocess
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from fedsieve.cli.main import main
 from fedsieve.deployment.local_cluster import CONNECTION, find_executable, parse_json
 from helpers.flower import APP, local_cluster, node_key
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="the system has no /proc")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="the system has no /proc")]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_a_process_without_the_token_submits_no_run_and_registers_no_node(cluste
 
 def test_a_process_without_the_token_takes_no_task_of_server_or_client(cluster_and_folder):
     cluster, _ = cluster_and_folder
-    (node,) = [arguments[arguments.index("--port") + 1] for arguments in command_lines(cluster) if "--node-config" in arguments]
+    (node,) = [words[words.index("--port") + 1] for words in command_lines(cluster) if "--node-config" in words]
     for port in (cluster.port, int(node)):
         body = AcquireTaskRequest(supported_task_types=["serverapp", "clientapp"]).SerializeToString()
         with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
@@ -62,7 +62,12 @@ def test_a_process_without_the_token_takes_no_task_of_server_or_client(cluster_a
 
 
 def command_lines(cluster):
-    return [Path(f"/proc/{process.pid}/cmdline").read_text().split("\0") for process in cluster.processes.values()]
+    """The command lines of all processes of the cluster, which every user of the machine can read."""
+    lines = []
+    for pid in cluster.leftover_processes():
+        with suppress(OSError):
+            lines.append(Path(f"/proc/{pid}/cmdline").read_text().split("\0"))
+    return lines
 
 
 def test_the_token_is_new_in_every_run_and_only_its_owner_can_read_it(cluster_and_folder, tmp_path):
@@ -75,13 +80,26 @@ def test_the_token_is_new_in_every_run_and_only_its_owner_can_read_it(cluster_an
     assert token not in str(command_lines(cluster)), "command lines are public"
 
 
+def test_the_token_of_a_task_is_on_no_command_line(cluster_and_folder):
+    """With the token of a server app one may submit runs."""
+    cluster, _ = cluster_and_folder
+    cluster.submit(APP, {"start-seconds": 60.0})
+    deadline = time.monotonic() + 120
+    while not (apps := [words for words in command_lines(cluster) if any(word.endswith("flwr-serverapp") for word in words)]):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    for words in apps:
+        assert "--token" not in words
+        path = Path(words[words.index("--token-file") + 1])
+        assert len(path.read_text()) > 20 and stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
 def test_the_superlink_imports_nothing_from_the_working_directory(cluster_and_folder):
     cluster, _ = cluster_and_folder
     (superlink,) = [arguments for arguments in command_lines(cluster) if "fedsieve.deployment.superlink" in arguments]
     assert superlink[1] == "-P"
 
 
-@pytest.mark.long
 def test_a_killed_superlink_is_one_line_with_the_way_to_resume(tmp_path):
     assert main(["flower", "new", str(tmp_path / "app")]) == 0
     command = [sys.executable, "-m", "fedsieve", "flower", "run", "app", "--nodes", "1", "--run-config", "rounds=500", "--out", "run"]

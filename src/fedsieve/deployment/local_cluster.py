@@ -27,6 +27,8 @@ LOOPBACK = "127.0.0.1"
 FLOWER_COMMANDS = ("flower-superlink", "flower-supernode", "flwr")
 CONNECTION = "here"
 """Name of the superlink in Flower's configuration."""
+RUN_MODULE = ("-P", "-m")
+"""Run a module with Python, which looks for nothing in the working directory."""
 TOKEN_FILE_VARIABLE = "FEDSIEVE_TOKEN_FILE"
 """Environment variable with the path of the token."""
 ACCOUNT_KEYS = {"authn-type": "oidc", "oidc-access-token": "", "oidc-refresh-token": "none"}
@@ -79,8 +81,9 @@ class LocalCluster:
     def start_superlink(self, arguments: Sequence[str] = ("--insecure",)) -> None:
         """Start the superlink and wait until it listens."""
         address = ("--host", LOOPBACK, "--port", str(self.port), "--disable-runtime-dependency-installation")
-        module = ("-P", "-m", "fedsieve.deployment.superlink")  # -P: not from the working directory
-        process = self.start_process("superlink", sys.executable, *module, *address, *self.own_apps, *arguments)
+        process = self.start_process(
+            "superlink", sys.executable, *RUN_MODULE, "fedsieve.deployment.superlink", *address, *self.own_apps, *arguments
+        )
         deadline = time.monotonic() + START_SECONDS
         while not is_listening(self.port):
             if process.poll() is not None or time.monotonic() > deadline:
@@ -98,7 +101,8 @@ class LocalCluster:
     def start_app_starter(self, name: str, port: int, tls: Sequence[str]) -> None:
         """Start the process that starts the apps of the superlink or of a node, and ends with it."""
         address = ("--runtime-api-address", f"{LOOPBACK}:{port}", "--parent-pid", str(self.processes[name].pid))
-        self.start_process(f"{name}-apps", "flower-superexec", *address, *tls, "--superexec-auth-secret-file", str(self.token_file))
+        secret = ("--superexec-auth-secret-file", str(self.token_file))
+        self.start_process(f"{name}-apps", sys.executable, *RUN_MODULE, "fedsieve.deployment.superexec", *address, *tls, *secret)
 
     def start_node(
         self, client: int, num_clients: int, arguments: Sequence[str] = ("--insecure",), name: str | None = None
@@ -126,6 +130,7 @@ class LocalCluster:
                 preexec_fn=end_with_parent if LIBC else None,
             )
         self.processes[name] = process
+        self.sessions.add(process.pid)
         return process
 
     def run_flwr(self, *arguments: str) -> str:
