@@ -78,6 +78,7 @@ def test_the_token_is_new_in_every_run_and_only_its_owner_can_read_it(cluster_an
     for name in ("token", "credentials.yaml"):
         assert stat.S_IMODE((cluster.home / name).stat().st_mode) == 0o600
     assert token not in str(command_lines(cluster)), "command lines are public"
+    assert all(token not in log.read_text() for log in cluster.logs.iterdir())
 
 
 def test_the_token_of_a_task_is_on_no_command_line(cluster_and_folder):

@@ -99,3 +99,11 @@ def test_every_test_the_reliability_page_names_exists():
     assert len(named) > 15
     for file, function in named:
         assert f"def {function}(" in (ROOT / "tests" / file).read_text(), function
+
+
+def test_every_test_the_security_page_names_exists():
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", (ROOT / "docs" / "security.md").read_text())
+    assert len(named) > 30
+    for file, function in named:
+        path = ROOT / "tests" / (file if "/" in file else f"attacks/{file}")
+        assert f"def {function}(" in path.read_text(), function
