@@ -171,10 +171,11 @@ class LocalCluster:
         return " ".join((self.logs / f"{name}.log").read_text(errors="replace").split())[-500:]
 
     def kill(self, name: str) -> None:
-        """Kill a process and its group with SIGKILL."""
-        process = self.processes.pop(name)
-        signal_group(process, signal.SIGKILL)
-        process.wait()
+        """Kill a process and the apps that it started, with SIGKILL."""
+        for each in (name, f"{name}-apps"):
+            if (process := self.processes.pop(each, None)) is not None:
+                signal_group(process, signal.SIGKILL)
+                process.wait()
 
     def stop(self) -> None:
         """Stop all processes: SIGTERM first, then SIGKILL."""
