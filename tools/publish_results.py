@@ -33,6 +33,7 @@ IMAGES = {
     "test-time-gates": ("test-time-gates", "Single test-time gates of FLoPS over the epochs, and their overlap, under both recipes"),
     "regimes": ("regimes", "True discovery rate per epoch in the other three regimes of noise and correlation, nine panels"),
     "heterogeneity": ("heterogeneity", "FLoPS and FLoPS-PA beside the dense models of FedSGD and FedAvg on heterogeneous clients"),
+    "topologies": ("topologies-lr", "Mean node over bytes, and rounds to the target over the spectral gap, on LR without a server"),
     "starts": ("starts", "Test R2 of FLoPS and FLoPS-PA over the start of the gates"),
     "constraint": ("constraint-lr-dense", "Density and multiplier per round on LR from a dense start, without log-alpha scaling"),
 }
@@ -88,7 +89,8 @@ def with_other_studies(found: Mapping[str, Any], before: Mapping[str, Any], stud
         merged[verdict.number, verdict.recipe] = verdicts.make_verdict(*verdict[:3], [*kept, *verdict.checks], keys)
     order = sorted(merged, key=lambda pair: (pair[0], list(claims.RECIPES).index(pair[1])))
     about = {"seeds": sorted({*found["seeds"], *before["seeds"]}), "versions": sorted({*found["versions"], *before["versions"]})}
-    data = "; ".join(dict.fromkeys(part for document in (before, found) for part in document["data"].split("; ")))
+    documents = (before, found) if found["claims"] else (before,)
+    data = "; ".join(dict.fromkeys(part for document in documents for part in document["data"].split("; ")))
     return verdicts.to_document([merged[pair] for pair in order], scale=found["scale"], **about, data=data)
 
 
@@ -203,7 +205,31 @@ def cell_table(table: StudyTable) -> str:
     return "\n".join(lines)
 
 
-TABLES = {"table-1": cell_table, "table-2": cell_table, "communication": overview_table, "ablation": ablation_table}
+def topology_table(table: StudyTable) -> str:
+    """Return one line per algorithm and topology: value of the worst node (of a star: its model) by task, and what it costs."""
+    lines = ["| | spectral gap | LR R2 | LG accuracy | kB per node | LR: rounds to target |", "|---|---|---|---|---|---|"]
+    for algorithm, topology in dict.fromkeys((entry["algorithm"], entry["topology"]) for entry in table.entries):
+        by_task = {entry["task"]: entry for entry in table.entries if (entry["algorithm"], entry["topology"]) == (algorithm, topology)}
+        entry = by_task["lr"]
+        values = [by_task[task]["worst node"] or by_task[task]["mean model"] if task in by_task else None for task in ("lr", "lg")]
+        rounds = "" if entry["rounds to target"] is None else f"{float(entry['rounds to target']):.0f}"
+        cells = [
+            f"{float(entry['gap']):.2g}",
+            *(format_cell("", value) for value in values),
+            f"{float(entry['bytes of a node']) / 1e3:.3g}",
+            rounds,
+        ]
+        lines.append(f"| {algorithm}, {topology} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+TABLES = {
+    "table-1": cell_table,
+    "table-2": cell_table,
+    "communication": overview_table,
+    "ablation": ablation_table,
+    "topologies": topology_table,
+}
 """Studies with a section on the page; others with a figure have a row in the table of figures. All numbers are files in docs/data."""
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ TARGET_LOSS = 0.01
 """The target is this much below the final value of the star."""
 NODE_METRICS = ("worst_node", "mean_node", "consensus_distance", "support_agreement")
 NOTE = (
-    "worst and mean node: test metric of single nodes, cut to m weights; bytes: sent and received by one node in the whole run; "
+    "worst and mean node: test metric of single nodes, cut to m weights; bytes: sent and received by a node, or by a client of a star; "
     f"rounds and bytes to target: until the mean node is within {TARGET_LOSS} of the star's end, at the resolution of 20 measurements a run"
 )
 
@@ -34,7 +34,7 @@ def table_entries(rows: list[Row]) -> list[dict[str, Any]]:
                 "gap": gap,
                 "mean model": results.mean_and_sd_over_seeds(group, "value"),
                 **{name.replace("_", " "): optional_mean(group, name) for name in NODE_METRICS},
-                "bytes of a node": results.mean_over_seeds(group, "node_bytes"),
+                "bytes of a node": float(np.mean([node_bytes(row) for row in results.done_rows(group)])) if group else None,
                 "bytes of the busiest": results.mean_over_seeds(group, "busiest_node_bytes"),
                 "rounds to target": float(np.mean([rounds for rounds, _ in reached])) if reached else None,
                 "bytes to target": float(np.mean([num_bytes for _, num_bytes in reached])) if reached else None,
@@ -48,6 +48,11 @@ def optional_mean(rows: list[Row], name: str) -> dict[str, float | None] | None:
     """Return mean and sd over seeds, None for a star, which has no such value."""
     found = results.mean_and_sd_over_seeds(rows, name)
     return None if found["mean"] is None else found
+
+
+def node_bytes(row: Row) -> float:
+    """Return the bytes that a node, or a client of a star, sent and received in a run."""
+    return (row["bytes"]["up"] + row["bytes"]["down"]) / row["config"]["federation"]["clients"]
 
 
 def target_value(rows: list[Row], row: Row) -> float | None:
@@ -109,3 +114,5 @@ def _draw_gaps(axes: Axes, rows: list[Row], group: list[Row]) -> None:
     axes.set(xlabel="spectral gap", title="rounds to target" + ("" if slope is None else f", slope {slope:.2f}"))
     if points:
         axes.set(xscale="log", yscale="log")
+        for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            set_formatter("{x:g}")
