@@ -11,7 +11,7 @@ import pytest
 
 from fedsieve.cli.main import main
 
-SMALL = ["--data.num-examples", "300", "--data.num-features", "40", "--federation.clients", "12", "--federation.participation", "0.5"]
+SMALL = ["--data.num-examples", "300", "--data.num-features", "40", "--federation.clients", "12"]
 TRAIN = ["train", "--precision", "double", "--quiet", *SMALL]
 
 
@@ -21,7 +21,7 @@ def torchrun(num_ranks, words, **options):
     return subprocess.Popen(launch, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
 
 
-def messages(process, seconds=120):
+def messages(process, seconds=300):
     """Return what fedsieve printed on standard error, without the report of torchrun, after the processes ended."""
     _, errors = process.communicate(timeout=seconds)
     return [line for line in errors.splitlines() if line.startswith("fedsieve:")]
@@ -35,10 +35,17 @@ def rows_of(folder):
     return [{**json.loads(line), "seconds": 0, "crc32": ""} for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_ranks_write_the_model_of_the_simulation(tmp_path, monkeypatch):
-    """FLoPS, whose clients exchange gradients after every mini-batch."""
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(["--algorithm", "flops", "--federation.participation", "0.5"], id="flops"),
+        pytest.param(["--topology", "ring", "--federation.partition", "iid"], id="ring", marks=pytest.mark.long),
+    ],
+)
+def test_ranks_write_the_model_of_the_simulation(options, tmp_path, monkeypatch):
+    """FLoPS, whose clients exchange gradients after every mini-batch, and nodes without a server."""
     monkeypatch.chdir(tmp_path)
-    words = [*TRAIN, "--algorithm", "flops", "--rounds", "2"]
+    words = [*TRAIN, *options, "--rounds", "2"]
     process = torchrun(2, [*words, "--out", "ranks"])
     assert main([*words, "--out", "alone"]) == 0
     assert messages(process) == [] and process.returncode == 0
@@ -75,14 +82,14 @@ def find_rank(folder, number):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("how", "reason"), [(signal.SIGKILL, "rank 2 has ended"), (signal.SIGSTOP, "rank 2 did not answer for 3 seconds")])
+@pytest.mark.parametrize(("how", "reason"), [(signal.SIGKILL, "rank 2 has ended"), (signal.SIGSTOP, "did not answer for 20 seconds")])
 @pytest.mark.parametrize("topology", ["star", "ring"])
 def test_a_lost_rank_ends_the_run_in_time_and_it_resumes_to_the_same_bits(how, reason, topology, tmp_path):
-    folder, participation = tmp_path / "run", ["--federation.participation", "1"]
-    words = [*TRAIN, *participation, "--federation.partition", "iid", "--rounds", "300", "--topology", topology]
-    process = torchrun(3, [*words, "--out", str(folder), "--checkpoint.seconds", "0", "--rank-timeout", "3"])
+    folder = tmp_path / "run"
+    words = [*TRAIN, "--federation.participation", "1", "--federation.partition", "iid", "--rounds", "300", "--topology", topology]
+    process = torchrun(3, [*words, "--out", str(folder), "--checkpoint.seconds", "0", "--rank-timeout", "20"])
     while not (folder / "checkpoints").is_dir():
-        assert process.poll() is None
+        assert process.poll() is None, process.stderr.read()
         time.sleep(0.05)
     lost = find_rank(folder, 2)
     began = time.monotonic()
@@ -93,7 +100,7 @@ def test_a_lost_rank_ends_the_run_in_time_and_it_resumes_to_the_same_bits(how, r
         if how is signal.SIGSTOP:
             os.kill(lost, signal.SIGKILL) if os.path.exists(f"/proc/{lost}") else None
     assert reason in line and f"--resume {folder}" in line
-    assert process.returncode != 0 and time.monotonic() - began < 60
+    assert process.returncode != 0 and time.monotonic() - began < 120
     assert not (folder / "result.json").exists()
     resumed = torchrun(2, ["train", "--resume", str(folder), "--quiet"])
     assert messages(resumed) == [] and resumed.returncode == 0

@@ -15,7 +15,7 @@ from fedsieve.experiments.simulation import Simulation
 from fedsieve.experiments.topology import TopologyConfig
 from fedsieve.runtime.evaluation import RunState
 from fedsieve.runtime.failures import Attack, Failures
-from fedsieve.runtime.ranks import ClusterError, Ranks, RunEnded
+from fedsieve.runtime.ranks import ClusterError, Ranks
 from helpers.runs import small_run, train_run
 
 pytestmark = pytest.mark.usefixtures("few_test_rows")
@@ -35,8 +35,6 @@ def run_ranks(count, first, other, seconds=60.0):
         ranks = connect(store, number, count, seconds)
         try:
             other(ranks)
-        except RunEnded:
-            pass
         except Exception as error:
             errors.append(error)
             ranks.report(error)

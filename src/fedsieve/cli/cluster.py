@@ -13,7 +13,7 @@ def is_rank() -> bool:
 
 def run_rank(run_command: Callable[..., Any], words: list[str]) -> int:
     """Run the command with the connections of this rank. Only rank 0 fails visibly, or rank 1 if rank 0 is gone."""
-    from fedsieve.runtime.ranks import ClusterError, RunEnded, close_ranks, open_ranks
+    from fedsieve.runtime.ranks import ClusterError, close_ranks, open_ranks
 
     ranks = open_ranks()
     try:
@@ -23,9 +23,7 @@ def run_rank(run_command: Callable[..., Any], words: list[str]) -> int:
             finally:
                 ranks.end()
         try:
-            run_command(words, ranks)
-        except RunEnded:
-            return 0
+            return run_command(words, ranks)
         except Exception as error:
             if not isinstance(error, (ValueError, RuntimeError)):
                 traceback.print_exc()

@@ -94,6 +94,7 @@ def train(values: Mapping[str, Any], ranks: Ranks | None = None) -> int:
     join_cluster(run, options, ranks)
     if ranks is not None and ranks.number:
         runner.follow_run(run, ranks)
+        return 0
     check_installed(options.tracker)
     if options.secret_file is not None:
         if run.algorithm.privacy is None:

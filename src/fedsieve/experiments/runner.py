@@ -31,7 +31,7 @@ from fedsieve.runtime.evaluation import MeasuredRound, RunState, measure_rounds
 from fedsieve.runtime.failures import FaultyExchange
 from fedsieve.runtime.hierarchy import Hierarchy
 from fedsieve.runtime.privacy import epsilon_by_round, new_secret, read_secret
-from fedsieve.runtime.ranks import ClusterError, Ranks
+from fedsieve.runtime.ranks import ClusterError, Ranks, RunEnded
 from fedsieve.runtime.refit import Refit
 from fedsieve.runtime.rounds import RoundResult, initial_server, train
 from fedsieve.storage import checkpoint, run_directory
@@ -141,18 +141,21 @@ def run_gossip(run: ResolvedRun, simulation: Simulation, state: RunState) -> Ite
 
 
 def follow_run(run: ResolvedRun, ranks: Ranks) -> None:
-    """Train the clients or nodes of a rank other than 0; raise RunEnded when rank 0 ends the run."""
+    """Train the clients or nodes of a rank other than 0 until rank 0 ends the run."""
     torch.set_num_threads(1)
     simulation = Simulation(run, ranks)
     simulation.validate()
-    compare_with_ranks(run, simulation)
-    if run.topology.is_gossip:
-        for _ in simulation.make_gossip().train(initial_state(run, simulation).server, run.rounds, 0, {}):
-            raise AssertionError("only rank 0 has rounds")
-        ranks.wait_for_end()
-    else:
-        engine = simulation.make_exchange(simulation.client_data, run.seed)
-        ClusterExchange(context=engine.context, data=engine.data, ranks=ranks).serve()
+    try:
+        compare_with_ranks(run, simulation)
+        if run.topology.is_gossip:
+            for _ in simulation.make_gossip().train(initial_state(run, simulation).server, run.rounds, 0, {}):
+                raise AssertionError("only rank 0 has rounds")
+            ranks.wait_for_end()
+        else:
+            engine = simulation.make_exchange(simulation.client_data, run.seed)
+            ClusterExchange(context=engine.context, data=engine.data, ranks=ranks).serve()
+    except RunEnded:
+        return
 
 
 def compare_with_ranks(run: ResolvedRun, simulation: Simulation) -> None:
