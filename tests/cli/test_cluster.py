@@ -105,4 +105,7 @@ def test_a_lost_rank_ends_the_run_in_time_and_it_resumes_to_the_same_bits(how, r
     resumed = torchrun(2, ["train", "--resume", str(folder), "--quiet"])
     assert messages(resumed) == [] and resumed.returncode == 0
     assert main([*words, "--out", str(tmp_path / "whole")]) == 0
-    assert model_of(folder) == model_of(tmp_path / "whole") and rows_of(folder) == rows_of(tmp_path / "whole")
+    assert model_of(folder) == model_of(tmp_path / "whole")
+    columns = ("r2", "bytes_up", "bytes_down", "replied", "worst_node")
+    resumed_rows, whole_rows = ([[row.get(name) for name in columns] for row in rows_of(each)] for each in (folder, tmp_path / "whole"))
+    assert resumed_rows == whole_rows
