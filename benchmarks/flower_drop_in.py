@@ -158,9 +158,8 @@ def run_own_loop(task: str, seed: int, **options: object) -> Outcome:
 CONDITIONS = {
     "Flower's FedAvg, dense": partial(run_drop_in, sparse=False),
     "own loop, sieve": run_own_loop,
-    "own loop, sieve, gates not sampled": partial(run_own_loop, learn_gates=False),
     "SparseStrategy, sieve": run_drop_in,
-    "SparseStrategy, sieve, gates do not move": partial(run_drop_in, gate_rate=0.0),
+    "SparseStrategy, sieve, gates learned": partial(run_drop_in, learn_gates=True),
 }
 
 
@@ -182,12 +181,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--tasks", nargs="+", default=TASKS, choices=TASKS)
-    parser.add_argument("--gate-rates", type=float, nargs="*", help="compare only these rates of the gates")
+    parser.add_argument("--gate-rates", type=float, nargs="*", help="compare only these rates of learned gates")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("flwr").setLevel(logging.ERROR)
     TaskIdentity._task_id = TaskIdentity._run_id = TaskIdentity._node_id = 1
-    tuned = {f"SparseStrategy, sieve, gate_rate {rate:g}": partial(run_drop_in, gate_rate=rate) for rate in arguments.gate_rates or ()}
+    tuned = {
+        f"SparseStrategy, sieve, gate_rate {rate:g}": partial(run_drop_in, learn_gates=True, gate_rate=rate)
+        for rate in arguments.gate_rates or ()
+    }
     if "quickstart" in arguments.tasks:
         print_quickstart()
     for task in [task for task in arguments.tasks if task in DENSITY]:

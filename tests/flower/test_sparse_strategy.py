@@ -415,7 +415,7 @@ def test_a_client_keeps_its_residual_only_if_its_reply_is_aggregated():
 
 
 def test_a_weight_that_grew_has_a_more_open_gate_than_one_that_shrank():
-    algorithm, layout = build_algorithm("sieve", 0.5, {}), Layout(8, {"w": (slice(0, 8), (2, 4))})
+    algorithm, layout = build_algorithm("sieve", 0.5, {"learn_gates": True}), Layout(8, {"w": (slice(0, 8), (2, 4))})
     weights = torch.tensor([1.0, -1.0, 1.0, -1.0, 0.1, 0.1, 0.1, 0.1])
     clock = Clock(0, 10)
     draw = lambda purpose, size: torch.full((size,), 0.5)  # noqa: E731
@@ -426,3 +426,8 @@ def test_a_weight_that_grew_has_a_more_open_gate_than_one_that_shrank():
     assert log_alpha[:2].min() > log_alpha[2:4].max()
     unchanged = _trained_client(algorithm, packet, layout, sent, clock)
     assert (log_alpha[4:] == unchanged.log_alpha[0, 4:]).all()
+
+
+def test_gates_are_learned_only_if_the_user_says_so_as_in_fit():
+    assert not build_algorithm("sieve", 0.5, {}).learn_gates
+    assert build_algorithm("sieve", 0.5, {"learn_gates": True}).learn_gates

@@ -1,7 +1,8 @@
 """Algorithms around a training function of the user: what a client replies after it, and what the server does with the mean.
 
-The training function shows only the weights before and after a round. In `sieve` the saliency of a gate is therefore theta times the
-update of the round, not the sum of theta g over local steps, and gates are not sampled while training.
+The training function shows only the weights before and after a round. Gates of `sieve` are not learned by default, as for all networks;
+with `learn_gates` the saliency of a gate is theta times the update of the round, not the sum of theta g over local steps, and gates are
+not sampled while training.
 """
 
 from collections.abc import Mapping
@@ -33,7 +34,6 @@ TRAINING_OPTIONS = frozenset(
         "final_learning_rate_fraction",
         "step_rule",
         "max_gradient_norm",
-        "learn_gates",
         "recipe",
     }
 )
@@ -125,7 +125,7 @@ def _trained_client(algorithm: BaseAlgorithm, packet: Packet, layout: Layout, tr
     state = algorithm.client_init(packet, layout, clock, torch.float32)
     client = type(state)(*(part[None] if isinstance(part, Tensor) else part for part in state))
     client = client._replace(**{_weights_field(algorithm): trained[None]})
-    if isinstance(algorithm, Sieve) and algorithm.is_searching(clock):
+    if isinstance(algorithm, Sieve) and algorithm.learn_gates and algorithm.is_searching(clock):
         descent, num_kept = received_weights(algorithm, packet) - trained, packet.fields["weights"].codes.shape[-1]
         constant = torch.ones_like(client.weights), torch.zeros(1, 1)
         step = gates.saliency_step(
