@@ -1,11 +1,14 @@
 """`python -m benchmarks.estimators`: the estimators on eight hospitals and scikit-learn's l1 models on all examples in one place.
 
-Both have the same number of non-zero weights: the l1 model is the densest with at most as many. "l1, refitted" fits its features again
-without the l1 penalty. A quarter of the examples is held out. `--uneven` gives each hospital the examples of one class.
+Both have the same number of non-zero weights: the l1 model is the densest with at most as many. "Refitted" models have the same features
+and weights that are fitted again: what the option `refit` computes over the federation, and for the l1 model without its l1 penalty.
+A quarter of the examples is held out; hospitals have random examples, or those of one class each.
+
+Each split is a row of docs/data/estimators.csv; rows that it has are not computed again. Then the tables of docs/python.md are written.
 """
 
-import sys
 import warnings
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import minimize
@@ -14,6 +17,7 @@ from sklearn.linear_model import Lasso, LogisticRegression
 from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 
+from benchmarks.stored_rows import DOCS, compute_rows, read_rows, write_section
 from fedsieve import SparseFederatedClassifier, SparseFederatedRegressor
 
 DATASETS = {"breast_cancer": load_breast_cancer, "wine": load_wine, "digits": load_digits, "diabetes": load_diabetes}
@@ -23,8 +27,14 @@ CELLS = [
     ("generated numbers", 0.2),
 ]
 UNEVEN_CELLS = [("wine", 0.1), ("wine", 0.3), ("generated classes", 0.2), ("digits", 0.1)]
-SEEDS = range(100, 103)
+KEYS = ("table", "density", "hospitals", "split")
+MODELS = ("sieve", "sieve, refitted", "fed-round-ht", "fed-round-ht, refitted", "l1", "l1, refitted")
+DATA, PAGE = DOCS / "data" / "estimators.csv", DOCS / "python.md"
+SPLITS = range(100, 103)
 NUM_HOSPITALS = 8
+EVEN, ONE_CLASS = "random", "one class each"
+SECTIONS = {"estimators": EVEN, "uneven-estimators": ONE_CLASS}
+"""Tables of the page, and the hospitals that they are about."""
 NUM_BISECTIONS = 10
 
 
@@ -88,7 +98,7 @@ def refit(x, y, mask, num_classes):
         penalty = theta[:size] @ theta[:size] / (2 * n)
         return loss + penalty, np.concatenate(((slope.T @ x)[mask] + theta[:size] / n, slope.sum(0)))
 
-    found = minimize(loss_and_gradient, np.zeros(size + len(mask)), jac=True, method="L-BFGS-B", options={"maxiter": 1000, "gtol": 1e-7}).x
+    found = minimize(loss_and_gradient, np.zeros(size + len(mask)), jac=True, method="L-BFGS-B", options={"maxiter": 300, "gtol": 1e-4}).x
     coef[mask] = found[:size]
     return coef, found[size:]
 
@@ -101,38 +111,87 @@ def score(x, y, coef, intercept, classes):
     return (classes[(outputs[:, 0] > 0).astype(int) if len(coef) == 1 else outputs.argmax(1)] == y).mean()
 
 
-def compare(name, density, seed, *, uneven):
-    """Return held-out scores of our models and of the l1 models for one split, the weights kept, and the kB sent."""
+class Split(NamedTuple):
+    """Standardized training and test examples of a split; `classes` is None for numbers."""
+
+    train: tuple[np.ndarray, np.ndarray]
+    test: tuple[np.ndarray, np.ndarray]
+    classes: np.ndarray | None
+
+    @property
+    def num_classes(self):
+        """The number of classes, or None."""
+        return None if self.classes is None else len(self.classes)
+
+    def scores(self, model):
+        """Return the held-out scores of coefficients and intercepts, as they are and refitted."""
+        models = (model, refit(*self.train, model[0] != 0, self.num_classes))
+        return [f"{score(*self.test, *each, self.classes):.4f}" for each in models]
+
+
+def make_split(name, seed):
+    """Return the split of a table with this seed."""
     x, y = load(name)
     classes = None if name in ("diabetes", "generated numbers") else np.unique(y)
-    num_classes = None if classes is None else len(classes)
     train_x, test_x, train_y, test_y = train_test_split(x, y, random_state=seed, stratify=None if classes is None else y)
     scaler = StandardScaler().fit(train_x)
-    train_x, test_x = scaler.transform(train_x), scaler.transform(test_x)
-    cls = SparseFederatedRegressor if classes is None else SparseFederatedClassifier
-    hospitals = {} if uneven else {"n_clients": NUM_HOSPITALS}
-    scores = []
-    for options in ({}, {"refit": True}, {"algorithm": "fed-round-ht"}):
-        ours = cls(density, random_state=seed, **hospitals, **options).fit(train_x, train_y, groups=train_y if uneven else None)
-        scores.append((ours.score(test_x, test_y), (ours.bytes_up_ + ours.bytes_down_) / 1000))
-    kept = int((ours.coef_ != 0).sum())
-    coef, intercept = densest_l1_model(kept, train_x, train_y, num_classes)
-    l1 = score(test_x, test_y, coef, intercept, classes)
-    refitted = score(test_x, test_y, *refit(train_x, train_y, coef != 0, num_classes), classes)
-    return [value for value, _ in scores] + [l1, refitted], kept, [sent for _, sent in scores[:2]]
+    return Split((scaler.transform(train_x), train_y), (scaler.transform(test_x), test_y), classes)
+
+
+def train_estimator(split, density, hospitals, seed, algorithm):
+    """Return coefficients and intercepts of an estimator with its defaults."""
+    cls = SparseFederatedRegressor if split.classes is None else SparseFederatedClassifier
+    num_clients, groups = (None, split.train[1]) if hospitals == ONE_CLASS else (NUM_HOSPITALS, None)
+    model = cls(density, algorithm=algorithm, random_state=seed, n_clients=num_clients).fit(*split.train, groups=groups)
+    return np.atleast_2d(model.coef_), np.atleast_1d(model.intercept_)
+
+
+def compare(name, density, hospitals, seed):
+    """Return the row of one split: weights kept, and held-out scores of our models and of the l1 models."""
+    split = make_split(name, seed)
+    models = [train_estimator(split, density, hospitals, seed, algorithm) for algorithm in ("sieve", "fed-round-ht")]
+    kept = int((models[0][0] != 0).sum())
+    models.append(densest_l1_model(kept, *split.train, split.num_classes))
+    return {"weights": kept} | dict(zip(MODELS, [value for model in models for value in split.scores(model)], strict=True))
+
+
+def summarize(rows):
+    """Return for each cell its mean scores, and the mean difference of our models to "l1, refitted" with its standard error."""
+    cells = []
+    for key in dict.fromkeys((row["table"], row["density"]) for row in rows):
+        found = [row for row in rows if (row["table"], row["density"]) == key]
+        scores = {model: np.array([float(row[model]) for row in found]) for model in MODELS}
+        differences = {model: scores[model] - scores[MODELS[-1]] for model in MODELS[:4]}
+        errors = {model: (each.mean(), each.std(ddof=1) / np.sqrt(len(each))) for model, each in differences.items()}
+        cells.append((*key, {model: each.mean() for model, each in scores.items()}, errors))
+    return cells
+
+
+def count_level_or_above(rows, model):
+    """Return the number of cells in which a model is at most one standard error below "l1, refitted"."""
+    return sum(mean >= -error - 1e-9 for *_, errors in summarize(rows) for name, (mean, error) in errors.items() if name == model)
+
+
+def results_table(rows):
+    """Return the table of one kind of hospitals in Markdown: mean scores; our models in bold if they are behind "l1, refitted"."""
+    lines = ["| held-out accuracy, or R2 | density | " + " | ".join(MODELS) + " |", "|" + "---|" * 8]
+    for name, density, scores, errors in summarize(rows):
+        behind = {model for model, (mean, error) in errors.items() if mean < -error - 1e-9}
+        cells = [f"**{value:.3f}**" if model in behind else f"{value:.3f}" for model, value in scores.items()]
+        lines.append(f"| {name.replace('_', ' ')} | {density} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def main():
-    """Print a table in Markdown."""
+    """Compute the rows that are missing, and write the tables."""
     warnings.simplefilter("ignore")
-    uneven = "--uneven" in sys.argv
-    print("| accuracy or R2, 3 splits | weights | sieve | sieve, refitted | fed-round-ht | l1 | l1, refitted | kB, kB with refit |")
-    print("|---|---|---|---|---|---|---|---|")
-    for name, density in UNEVEN_CELLS if uneven else CELLS:
-        found = [compare(name, density, seed, uneven=uneven) for seed in SEEDS]
-        values, sent = np.array([each[0] for each in found]), np.mean([each[2] for each in found], axis=0)
-        cells = " | ".join(f"{mean:.3f} +- {sd:.3f}" for mean, sd in zip(values.mean(0), values.std(0, ddof=1), strict=True))
-        print(f"| {name} | {found[0][1]} | {cells} | {sent[0]:.0f}, {sent[1]:.0f} |", flush=True)
+    places = [(*cell, EVEN) for cell in CELLS] + [(*cell, ONE_CLASS) for cell in UNEVEN_CELLS]
+    compute_rows(DATA, KEYS, [(*place, split) for split in SPLITS for place in places], compare)
+    rows = read_rows(DATA)
+    for section, hospitals in SECTIONS.items():
+        write_section(PAGE, section, results_table([row for row in rows if row["hospitals"] == hospitals]))
+    for model in MODELS[:4]:
+        print(model, [count_level_or_above([row for row in rows if row["hospitals"] == each], model) for each in SECTIONS.values()])
 
 
 if __name__ == "__main__":

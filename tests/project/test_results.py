@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import estimators, networks
+from benchmarks.stored_rows import read_rows, read_section
 from fedsieve.report.figures.ablation import DIFFERENCE_TO_DEFAULT
 from fedsieve.report.tables import StudyTable
 
@@ -44,6 +46,14 @@ def test_a_table_of_the_page_is_that_of_its_data(name, tool):
     if "Not measured" in section:
         pytest.skip("not measured with this version yet")
     assert "\n".join(line for line in section.splitlines() if line.startswith("|")) == tool.TABLES[name](read_table(name))
+
+
+def test_tables_of_benchmarks_are_those_of_their_data():
+    assert read_section(networks.PAGE, "networks") == networks.results_table(read_rows(networks.DATA))
+    rows = read_rows(estimators.DATA)
+    for section, hospitals in estimators.SECTIONS.items():
+        kept = [row for row in rows if row["hospitals"] == hospitals]
+        assert read_section(estimators.PAGE, section) == estimators.results_table(kept)
 
 
 def test_every_figure_has_a_row_or_a_section(tool):
