@@ -139,10 +139,10 @@ def make_split(name, seed):
 
 
 def train_estimator(split, density, hospitals, seed, algorithm):
-    """Return coefficients and intercepts of an estimator with its defaults."""
+    """Return coefficients and intercepts of an estimator without its refit."""
     cls = SparseFederatedRegressor if split.classes is None else SparseFederatedClassifier
     num_clients, groups = (None, split.train[1]) if hospitals == ONE_CLASS else (NUM_HOSPITALS, None)
-    model = cls(density, algorithm=algorithm, random_state=seed, n_clients=num_clients).fit(*split.train, groups=groups)
+    model = cls(density, algorithm=algorithm, random_state=seed, n_clients=num_clients, refit=False).fit(*split.train, groups=groups)
     return np.atleast_2d(model.coef_), np.atleast_1d(model.intercept_)
 
 

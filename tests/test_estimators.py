@@ -18,6 +18,7 @@ from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from fedsieve import SparseFederatedClassifier, SparseFederatedRegressor
+from fedsieve.algorithms import algorithm_class
 from fedsieve.algorithms.sieve import Sieve
 from fedsieve.data.standardization import federated_standardization
 from fedsieve.runtime.client_data import draw_weighted_batches
@@ -284,12 +285,8 @@ def test_class_weight_moves_the_decision():
 
 def test_weights_are_refused_where_they_would_not_count():
     x, y, first = two_slopes()
-    for model, message in (
-        (SparseFederatedRegressor(refit=True), "refit counts every example once"),
-        (SparseFederatedRegressor(algorithm=Sieve(batch_size="all")), "need mini-batches"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            model.set_params(rounds=1).fit(x, y, sample_weight=first + 1.0)
+    with pytest.raises(ValueError, match="need mini-batches"):
+        SparseFederatedRegressor(rounds=1, algorithm=Sieve(batch_size="all")).fit(x, y, sample_weight=first + 1.0)
     with pytest.raises(ValueError, match="non-zero"):
         SparseFederatedRegressor().fit(x, y, sample_weight=np.zeros(len(x)))
 
@@ -344,6 +341,32 @@ def test_a_refit_is_the_model_of_all_examples_on_the_same_features():
     assert np.array_equal(kept, refitted.get_support())
     np.testing.assert_allclose(refitted.coef_[kept], LinearRegression().fit(x[:, kept], y).coef_, rtol=0.05)
     assert plain.bytes_up_ < refitted.bytes_up_ < plain.bytes_up_ + 10 * 30 * (4 * 4 + 40)
+
+
+def test_a_refit_counts_examples_by_their_weight():
+    x, y = load_diabetes(return_X_y=True)
+    for weights in (np.where(y > 150, 5.0, 1.0), np.random.default_rng(0).exponential(size=len(y)) * y):
+        model = SparseFederatedRegressor(0.3, rounds=3, random_state=0).fit(x, y, sample_weight=weights)
+        kept = model.get_support()
+        exact = LinearRegression().fit(x[:, kept], y, weights).coef_
+        np.testing.assert_allclose(model.coef_[kept], exact, rtol=0.05)
+        assert np.abs(LinearRegression().fit(x[:, kept], y).coef_ / exact - 1).max() > 0.1, "a model without weights would differ"
+
+
+def test_the_refit_is_the_default_where_it_can_be_and_not_in_partial_fit():
+    x, y = load_breast_cancer(return_X_y=True)
+    sent = {
+        refit: SparseFederatedClassifier(0.1, rounds=2, refit=refit, random_state=0).fit(x, y).bytes_up_ for refit in (None, True, False)
+    }
+    assert sent[None] == sent[True] > sent[False]
+    published = algorithm_class("flops-pa")(recipe="paper")
+    plain, default = (
+        SparseFederatedClassifier(0.1, rounds=1, algorithm=published, refit=refit, random_state=0).fit(x, y).bytes_up_
+        for refit in (False, None)
+    )
+    assert plain == default
+    one = SparseFederatedClassifier(0.1, rounds=1, refit=False, random_state=0).fit(x, y)
+    assert SparseFederatedClassifier(0.1, random_state=0).partial_fit(x, y, classes=[0, 1]).bytes_up_ == one.bytes_up_
 
 
 def test_errors_about_words_and_gaps_contain_a_line_that_runs():

@@ -54,7 +54,7 @@ class SparseFederatedClassifier(ClassifierMixin, SparseFederated):
         partition: str | None = None,
         participation: float = 1.0,
         rounds: int = 50,
-        refit: bool = False,
+        refit: bool | None = None,
         fit_intercept: bool = True,
         standardize: bool = True,
         warm_start: bool = False,

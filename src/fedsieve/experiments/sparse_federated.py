@@ -27,7 +27,7 @@ from fedsieve.formatting import ProgressBar, format_number
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.runtime.evaluation import measure_rounds
 from fedsieve.runtime.metrics import METRICS_BY_LOSS
-from fedsieve.runtime.refit import require_refit
+from fedsieve.runtime.refit import can_refit, require_refit
 from fedsieve.runtime.simulate import simulate, single_threaded
 
 DEFAULT_NUM_CLIENTS = 10
@@ -56,8 +56,9 @@ participation : float, default 1.0
     fraction of clients in each round
 rounds : int, default 50
     number of rounds
-refit : bool, default False
-    whether the kept weights are fitted to all examples of all clients after the last round: at most 30 messages each way
+refit : bool or None, default None
+    whether the kept weights are fitted to all examples of all clients after the last round: at most 30 messages each way. None: if
+    the algorithm allows it (privacy and the paper's recipe do not), but not in `partial_fit`
 fit_intercept : bool, default True
     whether to fit one intercept per output, which has no gate and is not counted in the density
 standardize : bool, default True
@@ -93,7 +94,7 @@ class SparseFederated(SelectorMixin, BaseEstimator):
         partition: str | None = None,
         participation: float = 1.0,
         rounds: int = 50,
-        refit: bool = False,
+        refit: bool | None = None,
         fit_intercept: bool = True,
         standardize: bool = True,
         warm_start: bool = False,
@@ -176,14 +177,13 @@ class SparseFederated(SelectorMixin, BaseEstimator):
         num_rounds = rounds or self.rounds
         if sample_weight is not None:
             x, y, groups, sample_weight = drop_weightless(x, y, groups, _check_sample_weight(sample_weight, x, ensure_non_negative=True))
-            if self.refit:
-                raise ValueError("refit counts every example once; leave out refit, or sample_weight and class_weight")
         rounds_before = self.n_iter_ if resumes else 0
         seed = derive_key(int(check_random_state(self.random_state).randint(2**31 - 1)), "rounds", rounds_before) >> 1
         num_features: int = x.shape[1]  # pyright: ignore[reportOptionalSubscript]  # SciPy has no stubs
         objective = Linear(loss=loss, num_features=num_features, num_outputs=num_outputs, intercept=self.fit_intercept)
         algorithm = self._build_algorithm(objective)
-        if self.refit:
+        refit = rounds is None and can_refit(algorithm, objective) if self.refit is None else self.refit
+        if refit:
             require_refit(algorithm, objective)
         order, counts = self._assign_clients(x, y if loss in (Loss.LOGISTIC, Loss.SOFTMAX) else None, groups, seed)
         x, y = x[order], y[order]
@@ -208,7 +208,7 @@ class SparseFederated(SelectorMixin, BaseEstimator):
             seed=seed,
             weights=standardizer.to_standardized(self._dense_coef(), self.intercept_ if self.fit_intercept else None) if resumes else None,
             workers="auto" if self.n_jobs == -1 else self.n_jobs or 1,
-            refit=self.refit,
+            refit=refit,
             sample_weights=None if sample_weight is None else sample_weight[order],
         )
         history = self.history_ if resumes else []

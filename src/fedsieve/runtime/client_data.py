@@ -15,6 +15,9 @@ from fedsieve.core.protocols import Objective, Workload
 from fedsieve.core.random import generator
 from fedsieve.core.types import Batch, Clock, CsrMatrix
 
+MAX_REPETITIONS = 16
+"""The largest number of examples that stand for n weighted ones, relative to n."""
+
 
 class ClientData:
     """The examples of all clients, client after client: a tensor, or a CSR matrix that is never made dense at full width."""
@@ -49,8 +52,12 @@ class ClientData:
         """the key of the last round, and the indices and labels of its batches by stack of clients"""
 
     def as_whole_batches(self) -> "ClientData":
-        """Return the same examples with one batch per client, of all its examples."""
-        return ClientData(self.x, self.y, self.num_examples, self._objective, None)
+        """Return the same examples with one batch per client, of all its examples; heavy ones occur more often."""
+        if self._sample_weights is None:
+            return ClientData(self.x, self.y, self.num_examples, self._objective, None)
+        order, counts = repeat_by_weight(self._sample_weights, self.num_examples)
+        x = self.x[torch.from_numpy(order)] if isinstance(self.x, Tensor) else self.x[order]
+        return ClientData(x, self.y[torch.from_numpy(order)], counts, self._objective, None)
 
     @cached_property
     def claimed_examples(self) -> list[float]:
@@ -172,6 +179,22 @@ def draw_batches(seed: int, round: int, client: int, num_examples: int, batch_si
         return np.tile(np.arange(num_examples), (num_batches, 1))
     rng = generator(seed, "rows", round, client)
     return np.stack([rng.choice(num_examples, batch_size, replace=num_examples < batch_size) for _ in range(num_batches)])
+
+
+def repeat_by_weight(weights: Float[np.ndarray, " n"], counts: Sequence[int]) -> tuple[np.ndarray, list[int]]:
+    """Return examples in proportion to their weights, client after client, and their number at each client.
+
+    Examples of the smallest weight occur once, unless the others would then be more than `MAX_REPETITIONS` n: systematic sampling.
+    """
+    unit = max(weights.min(), weights.sum() / (MAX_REPETITIONS * len(weights)))
+    parts, first = [], 0
+    for count in counts:
+        part = np.cumsum(weights[first : first + count])
+        num_drawn = max(round(part[-1] / unit), 1) if count else 0
+        points = (np.arange(num_drawn) + 0.5) * (part[-1] / num_drawn) if count else np.zeros(0)
+        parts.append(first + np.searchsorted(part, points, side="right"))
+        first += count
+    return np.concatenate(parts), [len(part) for part in parts]
 
 
 def draw_weighted_batches(

@@ -41,6 +41,15 @@ def gradient_algorithm(algorithm: BaseAlgorithm) -> SupportGradient:
     )
 
 
+def can_refit(algorithm: BaseAlgorithm, objective: Objective) -> bool:
+    """Return whether the kept weights of a run can be refitted."""
+    try:
+        require_refit(algorithm, objective)
+    except ValueError:
+        return False
+    return True
+
+
 def require_refit(algorithm: BaseAlgorithm, objective: Objective) -> None:
     """Raise ValueError if the kept weights of a run cannot be refitted."""
     if not isinstance(objective, LinearObjective):
