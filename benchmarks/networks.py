@@ -202,19 +202,19 @@ def measure_run(data: str, model: str, density: float, seed: int, algorithm: str
 
 
 def results_table(rows: list[dict[str, str]]) -> str:
-    """Return one line per data set, model and density: accuracy over seeds and MB for each algorithm."""
-    lines = ["| data | network | kept | seeds | " + " | ".join(f"{name}, MB" for name in ALGORITHMS) + " |", "|" + "---|" * 7]
-    for data, model, density in dict.fromkeys((row["data"], row["model"], row["density"]) for row in rows):
-        found = [row for row in rows if (row["data"], row["model"], row["density"]) == (data, model, density)]
+    """Return one line per data set and model: accuracy (mean and standard deviation over seeds) and MB, by algorithm and density."""
+    columns = list(dict.fromkeys((row["density"], row["algorithm"]) for row in sorted(rows, key=lambda row: -float(row["density"]))))
+    lines = ["| data | network | " + " | ".join(f"{name}, {float(density):.0%}" for density, name in columns) + " |"]
+    lines.append("|" + "---|" * (2 + len(columns)))
+    for data, model in dict.fromkeys((row["data"], row["model"]) for row in rows):
         cells = []
-        for name in ALGORITHMS:
-            values = [float(row["accuracy"]) for row in found if row["algorithm"] == name]
-            sent = [int(row["bytes"]) / 1e6 for row in found if row["algorithm"] == name]
+        for column in columns:
+            keys = (data, model, *column)
+            found = [row for row in rows if (row["data"], row["model"], row["density"], row["algorithm"]) == keys]
+            values, sent = [float(row["accuracy"]) for row in found], [int(row["bytes"]) / 1e6 for row in found]
             spread = f" ± {stdev(values):.3f}" if len(values) > 1 else ""
-            cells.append(f"{mean(values):.3f}{spread}, {mean(sent):.2g}" if values else "")
-        seeds = ", ".join(sorted({row["seed"] for row in found}))
-        kept = f"{found[0]['weights']} ({float(density):.0%})"
-        lines.append(f"| {DATA_SETS[data]} | {MODELS[model]} | {kept} | {seeds} | {' | '.join(cells)} |")
+            cells.append(f"{mean(values):.3f}{spread} ({mean(sent):.2g} MB)" if found else "")
+        lines.append(f"| {DATA_SETS[data]} | {MODELS[model]} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
