@@ -5,7 +5,7 @@ Ten clients (labels by Dirichlet .5), 20 rounds. By hand means what a PyTorch us
 has the local steps, batch size, learning rate and clipping of `fit`; the rate falls along half a cosine in both parts. Parameters of
 normalization layers are never pruned and not counted, as in `fit`.
 
-Each run is a row of docs/data/networks.csv; runs that it has are not repeated. Then the table of docs/results.md is written from the file.
+Each run is a row of docs/data/networks.csv; runs that it has are not repeated. Then the table of docs/module.md is written from the file.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from fedsieve.data.mnist import read_emnist, read_mnist
 from fedsieve.data.partition import partition_by_label
 from fedsieve.objectives.module import norm_parameters
 
-DATA, PAGE = DOCS / "data" / "networks.csv", DOCS / "results.md"
+DATA, PAGE = DOCS / "data" / "networks.csv", DOCS / "module.md"
 CLIENTS, ROUNDS, PRUNING_ROUND = 10, 20, 10
 BATCH_SIZE = 64
 LEARNING_RATE, LOCAL_STEPS, MAX_NORM = (NETWORK_DEFAULTS[name] for name in ("learning_rate", "local_steps", "max_gradient_norm"))

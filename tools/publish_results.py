@@ -1,8 +1,8 @@
 """Write the results of studies into the documentation: `python tools/publish_results.py reports`.
 
-Reads the folders of `fedsieve reproduce`, and writes docs/data, docs/images, the sections of docs/results.md and README.md between
-`<!-- NAME -->` and `<!-- /NAME -->`, and the rows of the table of figures in docs/results.md. A study that is not in the folder keeps its
-section or row, and its checks of claims.
+Reads the folders of `fedsieve reproduce`, and writes docs/data, docs/images, the sections of docs/results.md, docs/topologies.md and
+README.md between `<!-- NAME -->` and `<!-- /NAME -->`, and the rows of the table of figures in docs/results.md. A study that is not in the
+folder keeps its section or row, and its checks of claims.
 """
 
 import json
@@ -48,15 +48,15 @@ CELL_NOTE = "quality / TDR (MC: of features); a FLoPS cell that misses the paper
 
 def main(reports: Path) -> None:
     """Publish every study in a folder."""
-    page = DOCS / "results.md"
-    text = page.read_text()
+    pages = {name: (DOCS / name).read_text() for name in ("results.md", "topologies.md")}
     studies = {path.parent.name: path.parent for path in sorted(reports.glob(f"*/{results.PLAN_FILE}"))}
     for name, folder in studies.items():
         publish_files(name, folder)
-        if f"<!-- {name} -->" in text:
-            text = replace_section(text, name, study_section(name, folder))
+        if name in TABLES:
+            page = next(page for page, text in pages.items() if f"<!-- {name} -->" in text)
+            pages[page] = replace_section(pages[page], name, study_section(name, folder))
         elif name in IMAGES:
-            text = replace_row(text, name, figure_row(name, study_table_of(name, folder).notes))
+            pages["results.md"] = replace_row(pages["results.md"], name, figure_row(name, study_table_of(name, folder).notes))
     found = claims.make_document({name: results.read_rows(folder) for name, folder in studies.items()}, common_scale(studies))
     document = with_other_studies(found, json.loads((DOCS / "data" / results.CLAIMS_FILE).read_text()), studies)
     evaluated = {claim["number"] for claim in document["claims"]}
@@ -68,7 +68,9 @@ def main(reports: Path) -> None:
         kept = [entry for entry in table.entries if entry["setting"] != PUBLISHED]
         readme.write_text(replace_section(readme.read_text(), "communication", overview_table(table._replace(entries=kept))))
     (DOCS / "data" / results.CLAIMS_FILE).write_text(json.dumps(document, indent=1) + "\n")
-    page.write_text(replace_section(text, "claims", verdicts.verdict_table(document)))
+    pages["results.md"] = replace_section(pages["results.md"], "claims", verdicts.verdict_table(document))
+    for name, text in pages.items():
+        (DOCS / name).write_text(text)
 
 
 def common_scale(studies: Mapping[str, Path]) -> str:
