@@ -240,6 +240,7 @@ def test_initial_weights_come_from_a_model_or_from_named_tensors(capsys):
         "file",
         "--algorithm",
         "fed-round-ht",
+        "--no-refit",
         "--quiet",
         "--json",
         "--rounds",

@@ -1,5 +1,7 @@
 """The final refit: it gives the weights that all examples in one place would give, in few messages, on every engine."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from fedsieve.core.aggregation import Aggregator, ClientWeighting
 from fedsieve.core.random import server_sampler
 from fedsieve.core.reply_validation import ReplyLimits
 from fedsieve.data.synthetic import Synthetic
+from fedsieve.data.user_files import UserFiles
 from fedsieve.experiments.config import FederationConfig, Precision, RunConfig
 from fedsieve.experiments.resolve import resolve
 from fedsieve.experiments.runner import run_rounds
@@ -152,3 +155,12 @@ def test_a_refit_that_cannot_be_is_refused(settings, message):
 def test_a_run_without_refit_keeps_its_id():
     plain = resolve(RunConfig(task="lr"))
     assert "refit" not in plain.settings_dict and resolve(RunConfig(task="lr", refit=True)).id != plain.id
+
+
+def test_task_file_refits_by_default_and_other_tasks_do_not(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("a,b,price\n" + "\n".join(f"{i},{i % 3},{2 * i}" for i in range(40)) + "\n")
+    table = RunConfig(task="file", data=UserFiles(path=path, target="price"), density=0.5)
+    assert resolve(table).refit and not resolve(RunConfig(task="lr")).refit
+    assert not resolve(replace(table, refit=False)).refit
+    assert not resolve(replace(table, privacy=Privacy(noise_multiplier=1.0))).refit

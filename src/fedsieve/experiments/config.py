@@ -136,8 +136,8 @@ class RunConfig:
     """examples a run is evaluated on: test, or validation (a tenth of each client's examples, held out of training)"""
     gate_granularity: GateGranularity = GateGranularity.WEIGHT
     """weights that share one gate and are kept or dropped together"""
-    refit: bool = False
-    """fit the kept weights of a linear model to all examples of all clients after the last round: at most 30 messages each way"""
+    refit: bool | None = None
+    """fit the kept weights of a linear model to all examples after the last round: at most 30 messages each way (default: for task file)"""
     centralized: bool = False
     """train one client that holds all examples, as an upper bound"""
     centralized_steps: CentralizedSteps = CentralizedSteps.FEDERATION

@@ -33,7 +33,7 @@ from fedsieve.runtime.buffers import has_buffers
 from fedsieve.runtime.cores import Workers
 from fedsieve.runtime.failures import Failures
 from fedsieve.runtime.privacy import Privacy
-from fedsieve.runtime.refit import require_refit
+from fedsieve.runtime.refit import can_refit, require_refit
 from fedsieve.runtime.rounds import cohort_size
 from fedsieve.runtime.simulate import Engine
 
@@ -109,7 +109,8 @@ class ResolvedRun:
     @property
     def settings_dict(self) -> dict[str, Any]:
         """All settings that determine the result, as plain values: the content of config.toml."""
-        hidden = (*SECTIONS, "algorithm_name", "workers", *(() if self.refit else ("refit",)))  # runs before it existed have the same id
+        hides_refit = not self.refit and self.task != "file"  # runs before it existed have the same id
+        hidden = (*SECTIONS, "algorithm_name", "workers", *(("refit",) if hides_refit else ()))
         top = {f.name: _to_plain(getattr(self, f.name)) for f in fields(RunConfig) if f.name not in hidden}
         names = (name for name in SECTIONS if name != "algorithm" and (name != "topology" or self.topology.name != STAR))
         sections = {name: _plain_dict(asdict(getattr(self, name))) for name in names}
@@ -168,8 +169,10 @@ def resolve(config: RunConfig) -> ResolvedRun:
     )
     if config.topology.name != STAR:
         _validate_topology(config, federation, algorithm, objective)
+    has_one_server = config.topology.name == STAR and not federation.server_examples
     final = {
         "data": data,
+        "refit": config.task == "file" and has_one_server and can_refit(algorithm, objective) if config.refit is None else config.refit,
         "federation": federation,
         "privacy": privacy,
         "density": density,
