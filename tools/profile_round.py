@@ -24,7 +24,7 @@ from fedsieve.runtime import rounds
 
 PACKAGE = Path(fedsieve.__file__).parent
 FOLDERS = ("kernels", "core", "objectives", "algorithms", "wire", "runtime")
-MAX_FUNCTIONS = {"flops-pa": 120, "fed-avg": 82}
+MAX_FUNCTIONS = {"flops-pa": 120, "fed-avg": 84}
 """The most functions of a round."""
 
 

@@ -162,7 +162,7 @@ class SparseStrategy(Strategy):
         state, sent = self._state, self._sent
         assert state is not None, "configure_train comes first"
         assert sent is not None, "configure_train comes first"
-        replies = list(replies)
+        replies = sorted(replies, key=lambda reply: reply.metadata.src_node_id)  # sums do not depend on who replied first
         bytes_up = sum(record_size(record) for reply in replies if reply.has_content() for record in reply.content.array_records.values())
         valid = self._accept(replies, lambda reply: self._decode(reply, state.settings, sent))
         if replies and all(reply.has_error() for reply in valid):
