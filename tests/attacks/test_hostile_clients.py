@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fedsieve.experiments.config import FederationConfig, Precision
-from fedsieve.runtime.failures import Attack, Failures, sample_malicious_clients
+from fedsieve.runtime.attacks import Attack
+from fedsieve.runtime.failures import Failures, sample_malicious_clients
 from helpers.runs import small_run, train_run
 
 

@@ -13,8 +13,9 @@ from fedsieve.experiments.config import ByteCounting, Engine, FederationConfig, 
 from fedsieve.experiments.runner import compare_with_ranks, follow_run, run_rounds
 from fedsieve.experiments.simulation import Simulation
 from fedsieve.experiments.topology import TopologyConfig
+from fedsieve.runtime.attacks import Attack
 from fedsieve.runtime.evaluation import RunState
-from fedsieve.runtime.failures import Attack, Failures
+from fedsieve.runtime.failures import Failures
 from fedsieve.runtime.ranks import ClusterError, Ranks
 from helpers.runs import small_run, train_run
 

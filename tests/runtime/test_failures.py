@@ -8,13 +8,15 @@ import torch
 
 from fedsieve.algorithms import ALGORITHMS
 from fedsieve.core.aggregation import Aggregator
+from fedsieve.core.gates import LOG_ALPHA_LIMIT
 from fedsieve.core.reply_validation import validate_replies
 from fedsieve.experiments.config import Engine, FederationConfig, Precision, RunConfig
 from fedsieve.experiments.resolve import resolve
 from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
+from fedsieve.runtime.attacks import Attack, attack_weights
 from fedsieve.runtime.evaluation import DivergedError, RunState
-from fedsieve.runtime.failures import LATE_REASON, Attack, Failures, find_offline, sample_malicious_clients
+from fedsieve.runtime.failures import LATE_REASON, Failures, find_offline, sample_malicious_clients
 from fedsieve.runtime.rounds import cohort_size, sample_cohort
 from helpers.algorithms import SOME_ALGORITHMS
 from helpers.runs import small_run, train_run
@@ -105,6 +107,14 @@ def test_both_engines_simulate_the_same_failures(method, failures):
     assert [s.result.replied for s in loop] == [s.result.replied for s in batched]
 
 
+@pytest.mark.parametrize("attack", [attack for attack in Attack if attack not in (Attack.FLIP, Attack.RANDOM, Attack.NAN)])
+@pytest.mark.parametrize("method", ["sieve", "flops-pa"])
+def test_both_engines_see_the_same_lies(method, attack):
+    failures = Failures(malicious_fraction=0.25, attack=attack)
+    loop, batched = (train_run(run_with(method, failures, engine, rounds=2))[-1] for engine in (Engine.LOOP, Engine.BATCHED))
+    assert torch.equal(loop.parameters, batched.parameters)
+
+
 def test_a_resumed_run_meets_the_same_failures():
     """Nothing is remembered but the server: from round two on, the same clients are away, late and hostile."""
     run = run_with(
@@ -168,6 +178,86 @@ def test_a_random_reply_is_as_long_as_it_should_be_and_a_broken_one_is_rejected(
     assert {client for client, _ in captured[True][1]} == lied & set(clients)
 
 
+def test_colluding_clients_all_send_the_same_and_others_what_they_would():
+    for attack, expected in (
+        (Attack.OPPOSITE, lambda own: -own.mean(0)),
+        (Attack.ALIE, lambda own: own.mean(0) - own.std(0, correction=0)),
+    ):
+        captured, lied = first_replies(attack, None)
+        (clients, honest), _ = captured[False]
+        (_, altered), _ = captured[True]
+        rows = [i for i, client in enumerate(clients) if client in lied]
+        for i in range(len(clients)):
+            wanted = expected(honest["theta"][rows]) if i in rows else honest["theta"][i]
+            torch.testing.assert_close(altered["theta"][i], wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_common_direction_is_as_long_as_an_honest_update_and_the_same_in_every_round():
+    deltas = torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
+    run = run_with("fed-avg", Failures(malicious_fraction=0.25, attack=Attack.COMMON), rounds=3)
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+
+        def spy(attack, deltas, scale, noise):
+            seen.append(attack_weights(attack, deltas, scale, noise)[0])
+            torch.testing.assert_close(seen[-1].norm(), torch.linalg.vector_norm(deltas, dim=-1).mean())
+            return seen[-1][None]
+
+        patch.setattr("fedsieve.runtime.attacks.attack_weights", spy)
+        train_run(run)
+    assert len(seen) > 1
+    for direction in seen[1:]:
+        torch.testing.assert_close(direction / direction.norm(), seen[0] / seen[0].norm())
+    assert attack_weights(Attack.COMMON, deltas, 2.0, lambda: deltas[0]).shape == (1, 6)
+
+
+def test_a_free_rider_sends_the_broadcast_and_a_false_claim_has_the_largest_count():
+    captured, lied = first_replies(Attack.FREE_RIDE, None)
+    (clients, altered), _ = captured[True]
+    assert all(float(altered["theta"][i].abs().max()) < 1e-6 for i, client in enumerate(clients) if client in lied)
+    run = run_with("sieve", Failures(malicious_fraction=0.25, attack=Attack.CLAIMS), rounds=1, max_claimed_examples=10**6)
+    seen = []
+
+    def spy(algorithm, packet, came, *rest):
+        seen.extend(came.replies)
+        return validate_replies(algorithm, packet, came, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedsieve.runtime.rounds.validate_replies", spy)
+        (step,) = train_run(run)
+    liars = [reply for reply in seen if reply.client in lied]
+    assert liars and not step.result.rejected
+    for reply in liars:
+        assert reply.num_examples == max(each.num_examples for each in seen)
+        assert (float(reply.packet.scalars["kept_gate"]), float(reply.packet.scalars["default_gate"])) == (
+            -LOG_ALPHA_LIMIT,
+            LOG_ALPHA_LIMIT,
+        )
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Aggregator if kind is not Aggregator.WEIGHTED])
+def test_false_counts_change_nothing_under_a_robust_aggregator(kind):
+    """Honest replies with false counts: gates are left out, since fed-avg has none."""
+    federation = {"aggregator": kind, "participation": 0.8, "max_claimed_examples": 10**6}
+    honest, attacked = (
+        train_run(run_with("fed-avg", failures, **federation))[-1].parameters
+        for failures in (Failures(), Failures(malicious_fraction=0.2, attack=Attack.CLAIMS))
+    )
+    torch.testing.assert_close(honest, attacked, rtol=1e-6, atol=1e-6)
+
+
+def test_flipped_labels_are_those_of_malicious_clients_only():
+    run = run_with("fed-avg", Failures(malicious_fraction=0.25, attack=Attack.LABEL_FLIP))
+    simulation = Simulation(run)
+    data, lied = simulation.client_data, sample_malicious_clients(run.failures, simulation.population.clients_with_data, run.seed)
+    flipped = data.flip_labels(lied)
+    for client in range(len(data.num_examples)):
+        own = slice(data.offsets[client], data.offsets[client + 1])
+        wanted = data.y.min() + data.y.max() - data.y[own] if client in lied else data.y[own]
+        assert torch.equal(flipped.y[own], wanted)
+    assert not torch.equal(train_run(run)[-1].parameters, train_run(run_with("fed-avg"))[-1].parameters)
+
+
 @pytest.mark.parametrize("method", SOME_ALGORITHMS)
 @pytest.mark.parametrize("kind", [kind for kind in Aggregator if kind is not Aggregator.WEIGHTED])
 def test_every_algorithm_takes_every_aggregator_and_keeps_exactly_m(method, kind):
@@ -206,6 +296,7 @@ def test_a_robust_mean_learns_where_the_plain_one_is_carried_away(kind):
         ({"attack": Attack.NAN}, "have no effect without malicious clients"),
         ({"attack_scale": 2.0}, "have no effect without malicious clients"),
         ({"malicious_fraction": 0.1, "attack": Attack.NAN, "attack_scale": 2.0}, "no effect"),
+        ({"malicious_fraction": 0.1, "attack": Attack.FREE_RIDE, "attack_scale": 2.0}, "no effect"),
         ({"malicious_fraction": 0.1, "attack_scale": 0.0}, "above 0"),
     ],
 )

@@ -13,7 +13,8 @@ from fedsieve.experiments.config import Engine, FederationConfig, Precision, Run
 from fedsieve.experiments.resolve import resolve
 from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
-from fedsieve.runtime.failures import Attack, Failures
+from fedsieve.runtime.attacks import Attack
+from fedsieve.runtime.failures import Failures
 from fedsieve.runtime.privacy import Privacy, epsilon_by_round
 from helpers.algorithms import SOME_ALGORITHMS
 from helpers.runs import small_run, train_run

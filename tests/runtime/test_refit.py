@@ -18,7 +18,8 @@ from fedsieve.experiments.config import FederationConfig, Precision, RunConfig
 from fedsieve.experiments.resolve import resolve
 from fedsieve.experiments.runner import run_rounds
 from fedsieve.objectives.linear import Linear, Loss
-from fedsieve.runtime.failures import Attack, Failures
+from fedsieve.runtime.attacks import Attack
+from fedsieve.runtime.failures import Failures
 from fedsieve.runtime.loop import LoopEngine
 from fedsieve.runtime.privacy import Privacy
 from fedsieve.runtime.refit import MAX_MESSAGES, Refit

@@ -1,6 +1,6 @@
 """The examples of simulated clients: one matrix with the examples of all clients, and their mini-batches."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from math import prod
 
@@ -58,6 +58,14 @@ class ClientData:
         order, counts = repeat_by_weight(self._sample_weights, self.num_examples)
         x = self.x[torch.from_numpy(order)] if isinstance(self.x, Tensor) else self.x[order]
         return ClientData(x, self.y[torch.from_numpy(order)], counts, self._objective, None)
+
+    def flip_labels(self, clients: Iterable[int]) -> "ClientData":
+        """Return the same examples; those of some clients have wrong targets: reflected at the middle of all targets, as c to C - 1 - c."""
+        y, low, high = self.y.clone(), self.y.min(), self.y.max()
+        for client in clients:
+            own = slice(self.offsets[client], self.offsets[client + 1])
+            y[own] = low + high - y[own]
+        return ClientData(self.x, y, self.num_examples, self._objective, self._batch_size, self._batch_sampling, self._sample_weights)
 
     @cached_property
     def claimed_examples(self) -> list[float]:

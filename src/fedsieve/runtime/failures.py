@@ -6,36 +6,16 @@ function of seed, round and client: there is no state, and a resumed run has the
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedsieve.core.budgets import floor_of_decimal
-from fedsieve.core.gates import LOG_ALPHA_LIMIT
-from fedsieve.core.packets import GATE_FIELDS, SEED_SCALARS, Packet
-from fedsieve.core.quantization import Coding, QuantizedField
+from fedsieve.core.packets import Packet
 from fedsieve.core.random import derive_key, generator, uniforms
-from fedsieve.core.types import NO_MEMORIES, ClientMemories, Clock, Exchange, ExchangeResult, Reply, Traffic
+from fedsieve.core.types import NO_MEMORIES, ClientMemories, Clock, Exchange, ExchangeResult, Traffic
+from fedsieve.runtime.attacks import DEFAULT_SCALES, Attack, attack_replies
 
 LATE_REASON = "it arrived after the exchange was closed"
-
-
-class Attack(StrEnum):
-    """How a malicious client changes its reply; d is the difference of the honest reply to the broadcast."""
-
-    FLIP = "flip"
-    """-scale d: the opposite direction"""
-    SCALE = "scale"
-    """scale d: the client's own examples outweigh all others"""
-    RANDOM = "random"
-    """Gaussian noise of norm scale |d|"""
-    NAN = "nan"
-    """not a number: a broken client"""
-
-
-DEFAULT_ATTACK_SCALE = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +33,7 @@ class Failures:
     attack: Attack | None = None
     """how malicious clients change their replies (default: flip)"""
     attack_scale: float | None = None
-    """scale of the attack, relative to the honest difference to the broadcast (default: 5)"""
+    """scale of the attack, relative to the honest difference to the broadcast (default: 5; 1 if malicious clients collude)"""
 
     def __post_init__(self) -> None:
         """Validate the options; an option without effect is an error."""
@@ -74,8 +54,8 @@ class Failures:
             raise ValueError(
                 "failures.attack and failures.attack-scale have no effect without malicious clients; set failures.malicious-fraction too"
             )
-        if self.attack is Attack.NAN and self.attack_scale is not None:
-            raise ValueError("failures.attack-scale has no effect with failures.attack nan; leave it out")
+        if self.attack_scale is not None and (self.attack or Attack.FLIP) not in DEFAULT_SCALES:
+            raise ValueError(f"failures.attack-scale has no effect with failures.attack {self.attack}; leave it out")
         if self.attack_scale is not None and not self.attack_scale > 0:
             raise ValueError(f"failures.attack-scale must be above 0; got {self.attack_scale:g}")
 
@@ -113,49 +93,13 @@ class FaultyExchange:
             if reply.client in stragglers:
                 rejected.append((reply.client, LATE_REASON))
             else:
-                replies.append(self.corrupt_reply(reply, sent, clock) if reply.client in malicious else reply)
+                replies.append(reply)
+        if honest := [reply for reply in replies if reply.client in malicious]:
+            attack, scale = self.failures.attack or Attack.FLIP, self.failures.attack_scale
+            most = max(reply.num_examples for reply in replies)
+            attacked = iter(attack_replies(attack, scale, honest, sent, clock, self.seed, most))
+            replies = [next(attacked) if reply.client in malicious else reply for reply in replies]
         return result._replace(replies=replies, rejected=rejected)
-
-    def corrupt_reply(self, reply: Reply, sent: Packet, clock: Clock) -> Reply:
-        """Return the reply of a malicious client: the attack changes every field and every scalar except seeds."""
-        draw = generator(self.seed, "attack", clock.round, clock.exchange, reply.client)
-        honest_packet, default_gate = reply.packet, sent.scalars.get("default_gate", 0.0)
-        fields = {}
-        for name, values in honest_packet.fields.items():
-            honest = values.decode(torch.float32)
-            broadcast = sent.field_dense(name, torch.float32, default_gate if name in GATE_FIELDS else 0.0) if name in sent.fields else None
-            base = (
-                torch.zeros_like(honest)
-                if broadcast is None
-                else broadcast
-                if honest_packet.support is None
-                else broadcast[honest_packet.support]
-            )
-            fields[name] = QuantizedField(self.corrupt_field(name, honest, base, draw), None, Coding.FLOAT32)
-        scalars = {
-            name: value
-            if name in SEED_SCALARS
-            else self.corrupt_field(name, value[None], sent.scalars.get(name, torch.zeros(()))[None].to(value), draw)[0]
-            for name, value in honest_packet.scalars.items()
-        }
-        return reply._replace(packet=honest_packet._replace(fields=fields, scalars=scalars))
-
-    def corrupt_field(self, name: str, honest: Tensor, base: Tensor, draw: np.random.Generator) -> Tensor:
-        """Return the attacked values; gates and fractions stay within their limits, since other replies are rejected."""
-        delta, scale = honest - base, self.failures.attack_scale or DEFAULT_ATTACK_SCALE
-        match self.failures.attack or Attack.FLIP:
-            case Attack.FLIP:
-                attacked = base - scale * delta
-            case Attack.SCALE:
-                attacked = base + scale * delta
-            case Attack.RANDOM:
-                noise = torch.from_numpy(draw.standard_normal(len(delta))).to(delta)
-                attacked = base + scale * torch.linalg.vector_norm(delta) / len(delta) ** 0.5 * noise
-            case Attack.NAN:
-                return torch.full_like(honest, torch.nan)
-        if name == "gates":
-            return attacked.clamp(0.0, 1.0)
-        return attacked.clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT) if name in GATE_FIELDS else attacked
 
 
 def client_uniforms(seed: int, purpose: tuple[str | int, ...], clients: Sequence[int]) -> np.ndarray:
