@@ -17,7 +17,7 @@ from fedsieve.core.aggregation import (
 )
 from fedsieve.core.packets import SparseVector
 from fedsieve.core.quantization import quantize
-from fedsieve.core.robust_aggregation import geometric_median, krum_selection, median, robust_aggregate, trimmed_mean
+from fedsieve.core.robust_aggregation import geometric_median, krum_selection, median, robust_aggregate, similarity_mean, trimmed_mean
 
 EXAMPLES = (1.0, 4.0, 15.0)
 
@@ -265,3 +265,47 @@ def test_a_field_that_few_clients_changed_has_no_unit_and_does_no_harm(kind):
 def test_a_robust_mean_keeps_the_precision_of_the_replies(kind):
     found = robust_aggregate({"theta": vectors(5).float(), "gate": vectors(5).float()}, uniform(5).float(), kind, 0.2)
     assert {field.dtype for field in found.values()} == {torch.float32}
+
+
+# Weights by similarity
+
+
+def test_equal_vectors_among_orthogonal_ones_count_as_one():
+    """By hand: e1 three times, then e2, e3, e4, e5, all of length 1. The median cosine is 0, so e1 counts 1 / (1 + 2) each time."""
+    each = torch.eye(5, dtype=torch.float64)[[0, 0, 0, 1, 2, 3, 4]]
+    torch.testing.assert_close(similarity_mean(each, uniform(7)), torch.full((5,), 1 / 5, dtype=torch.float64))
+
+
+def test_similarity_of_orthogonal_vectors_takes_nothing_off_their_mean():
+    torch.testing.assert_close(similarity_mean(torch.eye(7, dtype=torch.float64), uniform(7)), torch.full((7,), 1 / 7, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.1, 1.0, 1e12])
+def test_a_minority_that_opposes_identical_replies_counts_little(scale):
+    """By hand: eight of twenty send the opposite, so they exceed their median cosine -1 by 2 and count 1 / (1 + 7 * 4) each."""
+    honest = vectors(1).expand(12, -1)
+    found = similarity_mean(torch.cat((-scale * honest[:8], honest)), uniform(20))
+    share = 8 / 29 / (12 + 8 / 29) if scale else 0.0
+    expected = (1 - share - share * min(scale, 1.0)) if scale else 12 / 20
+    torch.testing.assert_close(found, expected * honest[0])
+
+
+@pytest.mark.parametrize("size", [0.0, 1.0, 10.0, 1e12])
+def test_colluding_replies_move_the_result_by_less_than_a_fifth_of_a_length(size):
+    """Eight of twenty send the same among honest replies that differ; without them the result is that of the honest replies."""
+    honest = vectors(12, 100)
+    alone = similarity_mean(honest, uniform(12))
+    for direction in (-honest.mean(0), torch.ones(100, dtype=torch.float64), honest.std(0)):
+        hostile = (size * direction / direction.norm()).expand(8, -1)
+        found = similarity_mean(torch.cat((hostile, honest)), uniform(20))
+        if size:
+            assert (found - alone).norm() <= 0.2 * honest.norm(dim=-1).max()
+        assert found.norm() <= honest.norm(dim=-1).max()
+
+
+def test_lies_about_gates_do_not_change_the_mean_of_weights():
+    deltas = {"update": vectors(8, 6), "kept_gate": vectors(8, 1).flip(0)}
+    lied = deltas | {"kept_gate": torch.cat((torch.full((3, 1), 1e6, dtype=torch.float64), deltas["kept_gate"][3:]))}
+    honest, attacked = (robust_aggregate(each, uniform(8), Aggregator.SIMILARITY, 0.3) for each in (deltas, lied))
+    assert torch.equal(honest["update"], attacked["update"])
+    assert float(attacked["kept_gate"].abs()) <= float(deltas["kept_gate"].abs().max())

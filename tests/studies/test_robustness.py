@@ -5,6 +5,7 @@ import json
 from fedsieve.cli.main import main
 from fedsieve.core.aggregation import Aggregator
 from fedsieve.report.figures import robustness as page
+from fedsieve.runtime.attacks import COLLUDING
 from fedsieve.studies import results
 from fedsieve.studies.robustness import ATTACK_SCALES, MALICIOUS_FRACTIONS, robustness_study
 from fedsieve.studies.scale import SCALES, ScaleName
@@ -20,13 +21,17 @@ def test_every_attack_and_share_meets_every_mean():
     assert wanted | {("lr", "sieve", "none", 0.0, mean.value) for mean in Aggregator} == cells
 
 
+def test_the_study_has_colluding_attacks():
+    assert set(ATTACK_SCALES) >= COLLUDING
+
+
 def test_a_smoke_study_writes_a_table_a_figure_and_a_page(tmp_path, monkeypatch):
     monkeypatch.setattr("fedsieve.data.synthetic.NUM_TEST_EXAMPLES", 200)
     assert main(["reproduce", "robustness", "--scale", "smoke", "--out", str(tmp_path), "--quiet"]) == 0
     assert {"table.md", "table.csv", "robustness-lr.png", "report.html"} <= {path.name for path in tmp_path.iterdir()}
     rows = results.read_rows(tmp_path)
     assert len(rows) == 12
-    assert {row["label"]["aggregator"] for row in rows} == {"weighted", "geometric-median"}
+    assert {row["label"]["aggregator"] for row in rows} == {"weighted", "similarity"}
     assert "no number means anything" in (tmp_path / "table.md").read_text()
 
 
@@ -46,6 +51,8 @@ def test_what_is_worse_than_nothing_or_diverged_is_called_lost():
     rows += [row(mean, 0.95, attack="none", share=0.0) for mean in ("weighted", "median", "krum")]
     (hit,) = [entry for entry in page.table_entries(rows) if entry["attack"] == "flip"]
     assert (hit["weighted"], hit["median"], hit["krum"]) == ("lost", "lost", "0.90 / 1.00")
-    assert page.summarize(rows).endswith("weighted 0 of 1, median 0 of 1, krum 1 of 1")
+    counts = "weighted 0 of 1 (worst: lr, sieve, flip 30%, lost), median 0 of 1 (worst: lr, sieve, flip 30%, lost), krum 0 of 1"
+    assert page.summarize(rows).endswith(f"{counts} (worst: lr, sieve, flip 30%, 0.05 below)")
+    assert page.summarize([*rows[:2], row("krum", 0.94), *rows[3:]]).endswith("krum 1 of 1")
     (hit,) = [entry for entry in page.table_entries([*rows, row("krum", 0.8, seed=1)]) if entry["attack"] == "flip"]
     assert hit["krum"] == "0.85 ± 0.07 / 1.00"

@@ -70,15 +70,19 @@ class ErrorFeedback(BaseAlgorithm, ABC):
         """Return the mean of the replies; while searching, the mean update is as long as the updates (their root mean square).
 
         A mean of updates is shorter than they are, the more so the less they agree: by the square root of their number if they are
-        orthogonal. FedExP (Jhunjhunwala et al. 2023, arXiv 2301.09604) sets its server rate by the same ratio. Under a robust or private
-        aggregate the update keeps its length, because single replies must not change it.
+        orthogonal. FedExP (Jhunjhunwala et al. 2023, arXiv 2301.09604) sets its server rate by the same ratio. Under the aggregate
+        `similarity` no length counts more than their median, and the factor is at most that square root. Under other robust aggregates,
+        and private ones, the update keeps its length, because single replies must not change it.
         """
         mean = self.aggregate_replies(packet, replies, like, clock, draw)
-        if self.is_searching(clock) and self.privacy is None and self.aggregator is Aggregator.WEIGHTED:
+        is_clipped = self.aggregator is Aggregator.SIMILARITY
+        if self.is_searching(clock) and self.privacy is None and (is_clipped or self.aggregator is Aggregator.WEIGHTED):
             weights = self.reply_weights(replies, like)
-            squares = [reply.packet.fields["update"].decode(like.dtype).square().sum() for reply in replies]
-            length = (weights * limit_largest(torch.stack(squares))).sum().sqrt()
-            mean["update"] *= length / torch.linalg.vector_norm(mean["update"]).clamp_min(torch.finfo(like.dtype).tiny)
+            squares = torch.stack([reply.packet.fields["update"].decode(like.dtype).square().sum() for reply in replies])
+            limited = squares.clamp_max(squares.median()) if is_clipped else limit_largest(squares)
+            length = (weights * limited).sum().sqrt()
+            factor = length / torch.linalg.vector_norm(mean["update"]).clamp_min(torch.finfo(like.dtype).tiny)
+            mean["update"] *= factor.clamp_max(len(replies) ** 0.5) if is_clipped else factor
         return mean
 
     def public_support(self, packet: Packet, clock: Clock) -> Int64[Tensor, " m"] | None:

@@ -39,6 +39,8 @@ class Aggregator(StrEnum):
     """the weighted mean of the clients with the nearest neighbours (multi-Krum)"""
     GEOMETRIC_MEDIAN = "geometric-median"
     """the point with the least weighted distance to all replies"""
+    SIMILARITY = "similarity"
+    """the mean of replies that are no longer than the median; those unusually similar to others count less; recommended"""
 
 
 @lru_cache(maxsize=16)

@@ -1,4 +1,6 @@
-"""Aggregation that tolerates malicious clients: median, trimmed mean, multi-Krum and geometric median of client deltas."""
+"""Aggregation that tolerates malicious clients: median, trimmed mean, multi-Krum, geometric median, weights by similarity."""
+
+from collections.abc import Iterable
 
 import torch
 from jaxtyping import Bool, Float
@@ -13,8 +15,8 @@ def robust_aggregate(
 ) -> dict[str, Float[Tensor, " _n"]]:
     """Aggregate the differences of clients to the broadcast, field by field.
 
-    Coordinates that no client changed are skipped. Median and trimmed mean treat each field alone. Krum and the geometric median compare
-    clients by all their fields, with gates and weights each divided by their median norm in the cohort.
+    Coordinates that no client changed are skipped. Median and trimmed mean treat each field alone, similarity weights gates and weights.
+    Krum and the geometric median compare clients by all their fields, with gates and weights each divided by their median norm.
     """
     changed = {name: (stack != 0).any(0) for name, stack in deltas.items()}
     dense = {name: stack[:, changed[name]] for name, stack in deltas.items()}
@@ -22,6 +24,11 @@ def robust_aggregate(
         aggregate = {name: median(stack, weights) for name, stack in dense.items()}
     elif aggregator is Aggregator.TRIMMED:
         aggregate = {name: trimmed_mean(stack, weights, max_malicious_fraction) for name, stack in dense.items()}
+    elif aggregator is Aggregator.SIMILARITY:
+        aggregate = {}
+        for names in _gates_and_weights(dense):
+            whole = similarity_mean(torch.cat([dense[name] for name in names], dim=-1), weights)
+            aggregate |= zip(names, whole.split([dense[name].shape[-1] for name in names]), strict=True)
     else:
         units = _median_norms(dense)
         whole = torch.cat([stack.double() / units[name] for name, stack in dense.items()], dim=-1)
@@ -42,12 +49,16 @@ def _scatter(values: Float[Tensor, " m"], mask: Bool[Tensor, " n"]) -> Float[Ten
 def _median_norms(deltas: dict[str, Float[Tensor, "k _n"]]) -> dict[str, Float[Tensor, ""]]:
     """The median norm of the gate fields and that of the weight fields over the cohort; 1 if it is zero."""
     norms = {}
-    for gates in (True, False):
-        names = [name for name in deltas if ("gate" in name) is gates]
-        if names:
-            size = torch.linalg.vector_norm(torch.cat([deltas[name] for name in names], dim=-1), dim=-1, dtype=torch.float64).median()
-            norms |= dict.fromkeys(names, torch.where(size > 0, size, torch.ones_like(size)))
+    for names in _gates_and_weights(deltas):
+        size = torch.linalg.vector_norm(torch.cat([deltas[name] for name in names], dim=-1), dim=-1, dtype=torch.float64).median()
+        norms |= dict.fromkeys(names, torch.where(size > 0, size, torch.ones_like(size)))
     return norms
+
+
+def _gates_and_weights(fields: Iterable[str]) -> list[list[str]]:
+    """The names of the fields that are gates, and of those that are weights; what has no field is left out."""
+    gates = {name: "gate" in name for name in fields}
+    return [names for kind in (True, False) if (names := [name for name, is_gate in gates.items() if is_gate is kind])]
 
 
 TOLERANCE = 1e-6
@@ -73,6 +84,25 @@ def trimmed_mean(vectors: Float[Tensor, "k n"], weights: Float[Tensor, " k"], tr
         inside > TOLERANCE * share, inside, torch.zeros_like(inside)
     )  # a rounding error times a malicious 1e30 is not small
     return (values * inside).sum(0) / inside.sum(0)
+
+
+def similarity_mean(vectors: Float[Tensor, "k n"], weights: Float[Tensor, " k"]) -> Float[Tensor, " n"]:
+    """The mean of vectors no longer than their median length, with weights divided by 1 + sum_j max(cos_ij - c_i, 0)^2.
+
+    c_i is the median cosine of vector i and the others: what agreement is usual. So r equal vectors among others that are orthogonal count
+    as one, and those of a majority in full. FoolsGold (Fung et al. 2018, arXiv 1808.04866) weights by similarity too.
+    """
+    lengths = torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float64)
+    directions = vectors.double() / lengths.clamp_min(torch.finfo(torch.float64).tiny)[:, None]
+    count = len(vectors)
+    is_other = ~torch.eye(count, dtype=torch.bool, device=vectors.device)
+    shares = weights
+    if count > 1:
+        cosine = (directions @ directions.T)[is_other].view(count, count - 1)
+        excess = (cosine - cosine.median(dim=-1, keepdim=True).values).clamp_min(0)
+        shares = weights / (1 + excess.square().sum(-1)).to(weights)
+    factors = torch.where(lengths > lengths.median(), lengths.median() / lengths, 1.0).to(weights)
+    return mean(vectors, factors * shares / shares.sum())
 
 
 def krum_selection(vectors: Float[Tensor, "k n"], num_malicious: int) -> Bool[Tensor, " k"]:

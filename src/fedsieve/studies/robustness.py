@@ -9,7 +9,8 @@ from fedsieve.algorithms.defaults import batches_per_round
 from fedsieve.core.aggregation import Aggregator
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import ByteCounting, FederationConfig
-from fedsieve.runtime.failures import Attack, Failures
+from fedsieve.runtime.attacks import Attack
+from fedsieve.runtime.failures import Failures
 from fedsieve.studies import paper
 from fedsieve.studies.results import NO_ATTACK
 from fedsieve.studies.runner import Condition, Study
@@ -17,8 +18,8 @@ from fedsieve.studies.scale import Scale, ScaleName
 
 ALGORITHM_NAMES = ("sieve", "flops-pa", "fed-iter-ht", "fed-avg")
 MALICIOUS_FRACTIONS = (0.1, 0.2, 0.3)
-ATTACK_SCALES = {Attack.FLIP: 5.0, Attack.SCALE: 50.0, Attack.RANDOM: 5.0, Attack.NAN: None}
-"""The norms of the first three stay below the limit at which replies are rejected, so that the aggregator has to handle them."""
+ATTACK_SCALES = dict.fromkeys(Attack) | {Attack.SCALE: 50.0}
+"""Scales of attacks, None: the default. Norms stay below the limit at which replies are rejected: the aggregator has to handle them."""
 DATA_SIZES = {"num_examples": 4000, "num_features": 200}
 LOCAL_STEPS, NUM_ROUNDS = 10, 30
 NUM_CLIENTS, PARTICIPATION = 50, 0.4
@@ -32,8 +33,8 @@ def robustness_study(scale: Scale) -> Study:
     is_tiny = scale.is_smoke_test
     tasks = paper.SYNTHETIC_TASKS if scale.name is ScaleName.PAPER else ("lr",)
     algorithms = ALGORITHM_NAMES[:2] if is_tiny else ALGORITHM_NAMES
-    aggregators = (Aggregator.WEIGHTED, Aggregator.GEOMETRIC_MEDIAN) if is_tiny else tuple(Aggregator)
-    attacks = (Attack.FLIP, Attack.NAN) if is_tiny else tuple(ATTACK_SCALES)
+    aggregators = (Aggregator.WEIGHTED, Aggregator.SIMILARITY) if is_tiny else tuple(Aggregator)
+    attacks = (Attack.OPPOSITE, Attack.NAN) if is_tiny else tuple(ATTACK_SCALES)
     fractions = MALICIOUS_FRACTIONS[-1:] if is_tiny else MALICIOUS_FRACTIONS
     cases = [(None, 0.0), *product(attacks, fractions)]
     conditions = (_condition(scale, *combination, *case) for combination in product(tasks, algorithms, aggregators) for case in cases)

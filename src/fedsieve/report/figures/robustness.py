@@ -1,7 +1,9 @@
 """Table and figures of the robustness study: quality and TDR with malicious clients, under each aggregator."""
 
+from math import inf
 from typing import Any
 
+from fedsieve.core.aggregation import Aggregator
 from fedsieve.report.figures import style
 from fedsieve.report.figures.style import FigureWriter
 from fedsieve.studies import results
@@ -9,8 +11,8 @@ from fedsieve.studies.results import NO_ATTACK, Row
 
 MIN_QUALITY = 0.0
 """A model below this is worse than none; it is shown as lost, and the axis ends here."""
-MIN_KEPT_FRACTION = 0.9
-"""An aggregator is robust in a case if it keeps this fraction of the quality without malicious clients."""
+MAX_LOSS = 0.02
+"""An aggregator is robust in a case if it loses at most this against the weighted mean without malicious clients."""
 NOTE = "quality / TDR; lost: worse than predicting the mean (R² below 0 on average), or a run diverged"
 
 
@@ -45,22 +47,30 @@ def table_entries(rows: list[Row]) -> list[dict[str, Any]]:
 
 
 def summarize(rows: list[Row]) -> str:
-    """Return for each aggregator in how many cases it keeps nine tenths of its quality without malicious clients."""
+    """Return for each aggregator in how many cases it loses little, and where it loses most, of the quality without malicious clients.
+
+    The quality is that of the weighted mean: a robust aggregator also loses what it costs without malicious clients.
+    """
     counts = []
     for aggregator in results.label_values(rows, "aggregator"):
-        num_robust, num_cases = 0, 0
+        losses = {}
         for task, algorithm in results.label_values(rows, "task", "algorithm"):
-            group = results.filter_rows(rows, task=task, algorithm=algorithm, aggregator=aggregator)
-            honest = results.mean_over_seeds(results.filter_rows(group, attack=NO_ATTACK), "value")
+            group = results.filter_rows(rows, task=task, algorithm=algorithm)
+            honest = results.mean_over_seeds(results.filter_rows(group, attack=NO_ATTACK, aggregator=Aggregator.WEIGHTED.value), "value")
             for attack, fraction in results.label_values(group, "attack", "malicious"):
-                if attack == NO_ATTACK or honest is None:
-                    continue
-                case = results.filter_rows(group, attack=attack, malicious=fraction)
-                value = results.mean_over_seeds(case, "value")
-                num_cases += 1
-                num_robust += not results.diverged_or_failed_rows(case) and value is not None and value >= MIN_KEPT_FRACTION * honest
-        counts.append(f"{aggregator} {num_robust} of {num_cases}")
-    return f"cells that keep {MIN_KEPT_FRACTION:.0%} of the quality without malicious clients, by aggregator: " + ", ".join(counts)
+                case = results.filter_rows(group, attack=attack, malicious=fraction, aggregator=aggregator)
+                if attack != NO_ATTACK and honest is not None and case:
+                    value = results.mean_over_seeds(case, "value")
+                    losses[f"{task}, {algorithm}, {attack} {fraction:.0%}"] = inf if is_lost(case) or value is None else honest - value
+        num_robust = sum(loss <= MAX_LOSS for loss in losses.values())
+        worst = max(losses, key=lambda name: losses[name], default=None)
+        claim = "" if worst is None or num_robust == len(losses) else f" (worst: {worst}, {_format_loss(losses[worst])})"
+        counts.append(f"{aggregator} {num_robust} of {len(losses)}{claim}")
+    return f"cases that lose at most {MAX_LOSS:g} against the weighted mean without malicious clients, by aggregator: " + ", ".join(counts)
+
+
+def _format_loss(loss: float) -> str:
+    return "lost" if loss == inf else f"{loss:.2f} below"
 
 
 def draw(rows: list[Row], writer: FigureWriter) -> None:
@@ -69,7 +79,7 @@ def draw(rows: list[Row], writer: FigureWriter) -> None:
         part = results.filter_rows(rows, task=task)
         algorithms = results.label_values(part, "algorithm")
         attacks = [attack for attack in results.label_values(part, "attack") if attack != NO_ATTACK]
-        with writer.figure(f"robustness-{task}", 7.2, 1.0 + 1.6 * len(algorithms)) as figure:
+        with writer.figure(f"robustness-{task}", max(7.2, 1.6 * len(attacks)), 1.0 + 1.6 * len(algorithms)) as figure:
             panels = style.create_panels(figure, len(attacks), len(algorithms))
             cases = [(algorithm, attack) for algorithm in algorithms for attack in attacks]
             for axes, (algorithm, attack) in zip(panels, cases, strict=True):
