@@ -3,11 +3,10 @@
 from math import inf
 from typing import Any
 
-from fedsieve.core.aggregation import Aggregator
 from fedsieve.report.figures import style
 from fedsieve.report.figures.style import FigureWriter
 from fedsieve.studies import results
-from fedsieve.studies.results import NO_ATTACK, Row
+from fedsieve.studies.results import NO_ATTACK, WEIGHTED_MEAN, Row
 
 MIN_QUALITY = 0.0
 """A model below this is worse than none; it is shown as lost, and the axis ends here."""
@@ -56,7 +55,7 @@ def summarize(rows: list[Row]) -> str:
         losses = {}
         for task, algorithm in results.label_values(rows, "task", "algorithm"):
             group = results.filter_rows(rows, task=task, algorithm=algorithm)
-            honest = results.mean_over_seeds(results.filter_rows(group, attack=NO_ATTACK, aggregator=Aggregator.WEIGHTED.value), "value")
+            honest = results.mean_over_seeds(results.filter_rows(group, attack=NO_ATTACK, aggregator=WEIGHTED_MEAN), "value")
             for attack, fraction in results.label_values(group, "attack", "malicious"):
                 case = results.filter_rows(group, attack=attack, malicious=fraction, aggregator=aggregator)
                 if attack != NO_ATTACK and honest is not None and case:
