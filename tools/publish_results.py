@@ -1,8 +1,8 @@
 """Write the results of studies into the documentation: `python tools/publish_results.py reports`.
 
-Reads the folders of `fedsieve reproduce`, and writes docs/data, docs/images, the sections of docs/results.md, docs/topologies.md and
-README.md between `<!-- NAME -->` and `<!-- /NAME -->`, and the rows of the table of figures in docs/results.md. A study that is not in the
-folder keeps its section or row, and its checks of claims.
+Reads the folders of `fedsieve reproduce`, and writes docs/data, docs/images, the sections of docs/results.md, docs/topologies.md,
+docs/reliability.md and README.md between `<!-- NAME -->` and `<!-- /NAME -->`, and the rows of the table of figures in docs/results.md. A
+study that is not in the folder keeps its section or row, and its checks of claims.
 """
 
 import json
@@ -48,7 +48,7 @@ CELL_NOTE = "quality / TDR (MC: of features); a FLoPS cell that misses the paper
 
 def main(reports: Path) -> None:
     """Publish every study in a folder."""
-    pages = {name: (DOCS / name).read_text() for name in ("results.md", "topologies.md")}
+    pages = {name: (DOCS / name).read_text() for name in ("results.md", "topologies.md", "reliability.md")}
     studies = {path.parent.name: path.parent for path in sorted(reports.glob(f"*/{results.PLAN_FILE}"))}
     for name, folder in studies.items():
         publish_files(name, folder)
@@ -225,7 +225,19 @@ def topology_table(table: StudyTable) -> str:
     return "\n".join(lines)
 
 
+def robustness_table(table: StudyTable) -> str:
+    """Return one line per algorithm and attack by the largest fraction of malicious clients, and one column per aggregator."""
+    aggregators = [column for column in table.columns if column not in ("task", "algorithm", "attack", "malicious")]
+    lines = ["| algorithm | attack | " + " | ".join(aggregators) + " |", "|" + "---|" * (2 + len(aggregators))]
+    largest = max((entry["malicious"] for entry in table.entries), key=lambda share: int(share.rstrip("%")))
+    for entry in table.entries:
+        if entry["malicious"] in (largest, "0%"):
+            lines.append(f"| {entry['algorithm']} | {entry['attack']} | " + " | ".join(entry[name] for name in aggregators) + " |")
+    return "\n".join(lines)
+
+
 TABLES = {
+    "robustness": robustness_table,
     "table-1": cell_table,
     "table-2": cell_table,
     "communication": overview_table,

@@ -11,7 +11,8 @@ from fedsieve.report.figures.ablation import DIFFERENCE_TO_DEFAULT
 from fedsieve.report.tables import StudyTable
 
 ROOT = Path(__file__).parents[2]
-PAGE, TOPOLOGIES = ((ROOT / "docs" / name).read_text() for name in ("results.md", "topologies.md"))
+PAGE, *OTHERS = ((ROOT / "docs" / name).read_text() for name in ("results.md", "topologies.md", "reliability.md"))
+PAGES = "".join((PAGE, *OTHERS))
 NUMBERS = ("truth", "target", "paper", "error", DIFFERENCE_TO_DEFAULT, "bytes of a node", "rounds to target")
 
 
@@ -40,9 +41,9 @@ def read_mean(mean, sd):
     return None if mean is None else {"mean": mean, "sd": float(sd) if sd else None}
 
 
-@pytest.mark.parametrize("name", ["communication", "table-1", "table-2", "ablation", "topologies"])
+@pytest.mark.parametrize("name", ["communication", "table-1", "table-2", "ablation", "topologies", "robustness"])
 def test_a_table_of_the_page_is_that_of_its_data(name, tool):
-    section = (PAGE + TOPOLOGIES).split(f"<!-- {name} -->")[1].split(f"<!-- /{name} -->")[0]
+    section = PAGES.split(f"<!-- {name} -->")[1].split(f"<!-- /{name} -->")[0]
     assert "\n".join(line for line in section.splitlines() if line.startswith("|")) == tool.TABLES[name](read_table(name))
 
 
@@ -56,8 +57,8 @@ def test_tables_of_benchmarks_are_those_of_their_data():
 
 def test_every_figure_has_a_row_or_a_section(tool):
     for name, (image, _) in tool.IMAGES.items():
-        assert f"<!-- {name} -->" in PAGE + TOPOLOGIES or f"| `{name}` |" in PAGE
-        if f"(images/{image}.png)" in PAGE + TOPOLOGIES:
+        assert f"<!-- {name} -->" in PAGES or f"| `{name}` |" in PAGE
+        if f"(images/{image}.png)" in PAGES:
             assert (ROOT / "docs" / "images" / f"{image}.png").exists() and (ROOT / "docs" / "data" / f"{name}.csv").exists()
 
 

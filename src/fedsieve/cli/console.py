@@ -71,5 +71,5 @@ def show_result(run: ResolvedRun, result: dict[str, Any], folder: Path, *, quiet
 
 def format_replies(result: dict[str, Any]) -> str:
     """Return the numbers of replies, rejections and rounds without replies."""
-    silent = f"; in {result['rounds_without_replies']} rounds no client replied" if result["rounds_without_replies"] else ""
-    return f"{result['replied']} of {result['asked']} counted, {result['rejected']} rejected{silent}"
+    without_replies = f"; in {result['rounds_without_replies']} rounds no client replied" if result["rounds_without_replies"] else ""
+    return f"{result['replied']} of {result['asked']} counted, {result['rejected']} rejected{without_replies}"
