@@ -18,6 +18,7 @@ from fedsieve.report.figures.ablation import DIFFERENCE_TO_DEFAULT
 from fedsieve.report.figures.style import line_label
 from fedsieve.report.tables import StudyTable, format_cell
 from fedsieve.studies import results
+from fedsieve.studies.catalog import PAPER_STUDIES
 from fedsieve.studies.results import DEFAULT_VARIANT, PUBLISHED, REFERENCE_ALGORITHM
 
 PROJECT = Path(__file__).parent.parent
@@ -57,7 +58,8 @@ def main(reports: Path) -> None:
             pages[page] = replace_section(pages[page], name, study_section(name, folder))
         elif name in IMAGES:
             pages["results.md"] = replace_row(pages["results.md"], name, figure_row(name, study_table_of(name, folder).notes))
-    found = claims.make_document({name: results.read_rows(folder) for name, folder in studies.items()}, common_scale(studies))
+    rows = {name: results.read_rows(folder) for name, folder in studies.items() if name in PAPER_STUDIES}
+    found = claims.make_document(rows, common_scale(studies))
     document = with_other_studies(found, json.loads((DOCS / "data" / results.CLAIMS_FILE).read_text()), studies)
     evaluated = {claim["number"] for claim in document["claims"]}
     if missing := [number for number in claims.CLAIMS if number not in evaluated]:
