@@ -325,7 +325,7 @@ def evaluate_claims(studies: Studies) -> list[Verdict]:
 def make_document(studies: Studies, scale: str) -> dict[str, Any]:
     """Return the content of claims.json: every claim that the rows can evaluate, with scale, versions, seeds and data of the runs."""
     evaluated = [verdict for verdict in evaluate_claims(studies) if verdict.verdict != NOT_EVALUATED]
-    rows = [row for study in studies.values() for row in study]
+    rows = [row for study in studies.values() for row in study if row["label"].get("task") in TASKS]
     versions = sorted({row["version"] for row in rows})
     about = {"scale": scale, "versions": versions, "seeds": results.distinct_seeds(rows), "data": results.describe_data(rows)}
     return to_document(evaluated, **about)
