@@ -1,6 +1,7 @@
 """Ranks of a cluster compute the bits of a simulation, over real connections; here each rank is a thread."""
 
 import threading
+import time
 from datetime import timedelta
 
 import pytest
@@ -146,6 +147,16 @@ def test_a_rank_that_does_not_answer_ends_the_run_in_time():
 
     with pytest.raises(ClusterError, match=r"rank 1 did not answer for 0\.5 seconds"):
         run_ranks(2, wait, lambda _: stop.wait(60) and None, seconds=0.5)
+
+
+def test_a_message_to_a_rank_that_has_ended_names_the_rank():
+    def send(ranks):
+        for _ in range(1000):  # the connection closes a moment after the rank ends
+            ranks.start({1: {"a": torch.ones(1)}})
+            time.sleep(0.01)
+
+    with pytest.raises(ClusterError, match="rank 1 has ended"):
+        run_ranks(2, send, lambda _: None)
 
 
 def test_a_rank_with_other_settings_is_refused():

@@ -7,7 +7,8 @@ message. A rank that ends without a word closes its connections, which the other
 import os
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import IntEnum
@@ -102,13 +103,13 @@ class Ranks:
         data = head[PREFIX_BYTES : PREFIX_BYTES + length].numpy().tobytes()
         if length > len(data):
             rest = torch.empty(length - len(data), dtype=torch.uint8)
-            self._wait(self.group.recv([rest], rank, 0), rank)
+            self._wait(self._start_receiving(rest, rank), rank)
             data += rest.numpy().tobytes()
         if kind == Kind.END:
             raise RunEnded
-        self.expected[rank] = self._expect(rank)
         if kind == Kind.ERROR:
             raise ClusterError(f"rank {rank}: {data.decode()}")
+        self.expected[rank] = self._expect(rank)
         return load(data)
 
     def report(self, error: BaseException) -> None:
@@ -140,19 +141,31 @@ class Ranks:
 
     def _expect(self, rank: int) -> tuple[Tensor, Any]:
         head = torch.empty(HEAD_BYTES, dtype=torch.uint8)
-        return head, self.group.recv([head], rank, 0)
+        return head, self._start_receiving(head, rank)
+
+    def _start_receiving(self, data: Tensor, rank: int) -> Any:
+        with _detect_loss(rank, self.seconds):
+            return self.group.recv([data], rank, 0)
 
     def _start(self, rank: int, kind: Kind, data: bytes) -> list[Any]:
         whole = torch.tensor([kind, len(data)], dtype=torch.int64).numpy().tobytes() + data
         parts = [whole[:HEAD_BYTES].ljust(HEAD_BYTES, b"\0"), *filter(None, [whole[HEAD_BYTES:]])]
-        return [self.group.send([torch.frombuffer(bytearray(part), dtype=torch.uint8)], rank, 0) for part in parts]
+        with _detect_loss(rank, self.seconds):
+            return [self.group.send([torch.frombuffer(bytearray(part), dtype=torch.uint8)], rank, 0) for part in parts]
 
     def _wait(self, work: Any, rank: int) -> None:
-        try:
+        with _detect_loss(rank, self.seconds):
             work.wait(timedelta(seconds=self.seconds))
-        except RuntimeError as error:
-            what = f"did not answer for {self.seconds:g} seconds" if "imed out" in str(error) else "has ended"
-            raise ClusterError(f"rank {rank} {what}") from None
+
+
+@contextmanager
+def _detect_loss(rank: int, seconds: float) -> Iterator[None]:
+    """Raise ClusterError if the connection to a rank is closed, or if it does not answer."""
+    try:
+        yield
+    except RuntimeError as error:
+        what = f"did not answer for {seconds:g} seconds" if "imed out" in str(error) else "has ended"
+        raise ClusterError(f"rank {rank} {what}") from None
 
 
 def open_ranks() -> Ranks:
