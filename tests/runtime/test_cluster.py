@@ -88,6 +88,7 @@ def test_a_star_over_ranks_gives_the_bits_and_bytes_of_the_simulation(algorithm)
     "settings",
     [
         pytest.param({"failures": Failures(dropout=0.5, malicious_fraction=0.3, attack=Attack.RANDOM)}, id="failures"),
+        pytest.param({"failures": Failures(malicious_fraction=0.5, attack=Attack.LABEL_FLIP)}, id="wrong labels"),
         pytest.param({"topology": TopologyConfig(name="tree")}, id="tree", marks=LONG),
         pytest.param({"refit": True}, id="refit", marks=LONG),
         pytest.param({"federation": FederationConfig(clients=12, participation=0.5, server_examples=60)}, id="server examples", marks=LONG),

@@ -248,9 +248,8 @@ def test_false_counts_change_nothing_under_a_robust_aggregator(kind):
 
 def test_flipped_labels_are_those_of_malicious_clients_only():
     run = run_with("fed-avg", Failures(malicious_fraction=0.25, attack=Attack.LABEL_FLIP))
-    simulation = Simulation(run)
-    data, lied = simulation.client_data, sample_malicious_clients(run.failures, simulation.population.clients_with_data, run.seed)
-    flipped = data.flip_labels(lied)
+    data, flipped = Simulation(run_with("fed-avg")).client_data, Simulation(run).client_data
+    lied = sample_malicious_clients(run.failures, range(len(data.num_examples)), run.seed)
     for client in range(len(data.num_examples)):
         own = slice(data.offsets[client], data.offsets[client + 1])
         wanted = data.y.min() + data.y.max() - data.y[own] if client in lied else data.y[own]

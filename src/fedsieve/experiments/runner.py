@@ -24,12 +24,11 @@ from fedsieve.formatting import ProgressBar, escape_controls, format_number
 from fedsieve.models.card import model_card
 from fedsieve.models.initial_weights import load_initial_weights
 from fedsieve.models.sparse_model import to_safetensors
-from fedsieve.runtime.attacks import Attack
 from fedsieve.runtime.buffers import append_buffers, buffer_state
 from fedsieve.runtime.client_memory import describe_memory, memory_bytes, physical_memory
 from fedsieve.runtime.cluster import ClusterExchange
 from fedsieve.runtime.evaluation import MeasuredRound, RunState, measure_rounds
-from fedsieve.runtime.failures import FaultyExchange, sample_malicious_clients
+from fedsieve.runtime.failures import FaultyExchange
 from fedsieve.runtime.hierarchy import Hierarchy
 from fedsieve.runtime.privacy import epsilon_by_round, new_secret, read_secret
 from fedsieve.runtime.ranks import ClusterError, Ranks, RunEnded
@@ -69,10 +68,7 @@ def run_rounds(
     state = state or initial_state(run, simulation)
     if run.topology.is_gossip:
         return run_gossip(run, simulation, state)
-    client_data = simulation.client_data
-    if run.failures.attack is Attack.LABEL_FLIP:
-        client_data = client_data.flip_labels(sample_malicious_clients(run.failures, simulation.population.clients_with_data, run.seed))
-    engine = simulation.make_exchange(client_data, run.seed)
+    engine = simulation.make_exchange(simulation.client_data, run.seed)
     exchange = simulation.divide_among_ranks(engine)
     if run.topology.name == TREE:
         exchange = Hierarchy(exchange=exchange, num_clients=run.federation.clients, levels=run.topology.levels)

@@ -28,12 +28,14 @@ from fedsieve.models.sparse_model import SparseModel
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.objectives.module import Module
 from fedsieve.runtime import metrics, simulate
+from fedsieve.runtime.attacks import Attack
 from fedsieve.runtime.batched import BatchedEngine
 from fedsieve.runtime.client_data import ClientData
 from fedsieve.runtime.client_memory import require_memory
 from fedsieve.runtime.cluster import ClusterExchange
 from fedsieve.runtime.context import RunContext
 from fedsieve.runtime.delivery import AmongRanks, InMemory
+from fedsieve.runtime.failures import sample_malicious_clients
 from fedsieve.runtime.gossip import Gossip
 from fedsieve.runtime.local_training import ClientEngine
 from fedsieve.runtime.loop import LoopEngine
@@ -183,13 +185,16 @@ class Simulation:
 
     @cached_property
     def client_data(self) -> ClientData:
-        """The examples of all clients, standardized and centered as configured."""
+        """The examples of all clients, standardized and centered as configured; with the attack `label-flip` some have wrong targets."""
         x, y = self._standardize(self.dataset.x, self.dataset.y)
         if self.run.federation.center_features:
             if isinstance(x, csr_matrix):
                 raise ValueError("federation.center-features would make sparse examples dense; leave it out")
             x, y = center_per_client(x, y, self.examples_per_client, center_targets=self.run.task_spec.loss is Loss.SQUARED)
-        return self._make_client_data(x, y, self.examples_per_client)
+        data, failures = self._make_client_data(x, y, self.examples_per_client), self.run.failures
+        if failures.attack is not Attack.LABEL_FLIP:
+            return data
+        return data.flip_labels(sample_malicious_clients(failures, self.population.clients_with_data, self.run.seed))
 
     @cached_property
     def server_data(self) -> ClientData:
