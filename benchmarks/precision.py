@@ -10,9 +10,9 @@ import numpy as np
 from fedsieve.algorithms import algorithm_class
 from fedsieve.experiments.config import RunConfig
 from fedsieve.experiments.resolve import resolve
-from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
 from fedsieve.experiments.tasks import TASKS, default_options
+from fedsieve.experiments.training import run_rounds
 
 SEEDS = range(10, 15)
 ALGORITHM_NAMES = ("sieve", "flops", "flops-pa", "fed-iter-ht", "fed-round-ht", "fed-avg")

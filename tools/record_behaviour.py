@@ -25,8 +25,8 @@ from fedsieve.data.builtin import BuiltinFiles
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import Engine, FederationConfig, Precision, RunConfig
 from fedsieve.experiments.resolve import resolve
-from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
+from fedsieve.experiments.training import run_rounds
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.objectives.module import Module
 from fedsieve.runtime.batched import BatchedEngine

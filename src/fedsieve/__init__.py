@@ -28,7 +28,7 @@ _MODULES = {
     "read_model": "fedsieve.models.sparse_model",
     "resolve": "fedsieve.experiments.resolve",
     "ResolvedRun": "fedsieve.experiments.resolve",
-    "run_rounds": "fedsieve.experiments.runner",
+    "run_rounds": "fedsieve.experiments.training",
     "RunConfig": "fedsieve.experiments.config",
     "Simulation": "fedsieve.experiments.simulation",
     "SparseFederatedClassifier": "fedsieve.estimators",

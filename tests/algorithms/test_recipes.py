@@ -27,9 +27,9 @@ from fedsieve.deployment.config import deployment_config
 from fedsieve.experiments.config import FederationConfig, RunConfig
 from fedsieve.experiments.config_io import load_run
 from fedsieve.experiments.resolve import resolve
-from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
 from fedsieve.experiments.tasks import TASKS, default_options
+from fedsieve.experiments.training import run_rounds
 from fedsieve.fitting import fit
 from fedsieve.objectives.linear import Linear, Loss
 

@@ -15,7 +15,7 @@ from fedsieve.core.types import Batch, Clock, Reply
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import FederationConfig, RunConfig
 from fedsieve.experiments.resolve import resolve
-from fedsieve.experiments.runner import run_rounds
+from fedsieve.experiments.training import run_rounds
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.runtime.rounds import initial_server
 

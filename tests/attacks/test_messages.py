@@ -12,8 +12,8 @@ from fedsieve.core.packets import Packet
 from fedsieve.core.quantization import Coding, QuantizedField
 from fedsieve.core.reply_validation import ReplyLimits, validate_replies
 from fedsieve.core.types import Clock, ExchangeResult, Traffic
-from fedsieve.experiments.runner import initial_state
 from fedsieve.experiments.simulation import Simulation
+from fedsieve.experiments.training import initial_state
 from fedsieve.runtime.rounds import train
 from fedsieve.storage import checkpoint
 from fedsieve.wire import positions

@@ -17,8 +17,8 @@ from fedsieve.core.random import secret_sampler, secret_words, server_sampler
 from fedsieve.core.types import Clock, ExchangeResult, Traffic
 from fedsieve.deployment.config import deployment_config
 from fedsieve.experiments.config import FederationConfig, Precision
-from fedsieve.experiments.runner import initial_state
 from fedsieve.experiments.simulation import Simulation
+from fedsieve.experiments.training import initial_state
 from fedsieve.objectives.linear import Linear
 from fedsieve.objectives.losses import Loss
 from fedsieve.runtime.privacy import Privacy, read_secret

@@ -8,8 +8,8 @@ import pytest
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import CentralizedSteps, FederationConfig, RunConfig
 from fedsieve.experiments.resolve import resolve
-from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
+from fedsieve.experiments.training import run_rounds
 from helpers.algorithms import make_algorithm
 
 pytestmark = pytest.mark.usefixtures("few_test_rows")

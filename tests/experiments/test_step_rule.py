@@ -10,8 +10,8 @@ from fedsieve.data.partition import Partition
 from fedsieve.data.user_files import UserFiles
 from fedsieve.experiments.config import FederationConfig, RunConfig
 from fedsieve.experiments.resolve import resolve
-from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
+from fedsieve.experiments.training import run_rounds
 from fedsieve.objectives.linear import Linear, Loss
 from helpers.algorithms import SOME_ALGORITHMS
 

@@ -10,9 +10,9 @@ from fedsieve.data.builtin import Source
 from fedsieve.data.partition import Partition
 from fedsieve.experiments.config import EvaluationSplit, FederationConfig, RunConfig
 from fedsieve.experiments.resolve import resolve
-from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation, validation_split
 from fedsieve.experiments.tasks import TASKS, default_options
+from fedsieve.experiments.training import run_rounds
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import FederationConfig, RunConfig
 from fedsieve.experiments.resolve import resolve
-from fedsieve.experiments.runner import run_rounds
+from fedsieve.experiments.training import run_rounds
 from helpers.algorithms import make_algorithm
 
 SMALL_DATA = Synthetic(num_examples=300, num_features=40, num_classes=4, true_density=0.1)

@@ -6,8 +6,9 @@ import torch
 from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.estimators import SparseFederatedRegressor
 from fedsieve.experiments.config import Engine, FederationConfig, Precision
-from fedsieve.experiments.runner import initial_state, run_rounds, start_run
+from fedsieve.experiments.runner import start_run
 from fedsieve.experiments.simulation import Simulation
+from fedsieve.experiments.training import initial_state, run_rounds
 from fedsieve.fitting import fit
 from fedsieve.runtime import client_memory
 from fedsieve.runtime.client_memory import memory_bytes

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from fedsieve.data.partition import Partition
 from fedsieve.experiments.cluster import require_cluster
 from fedsieve.experiments.config import ByteCounting, Engine, FederationConfig, Precision
-from fedsieve.experiments.runner import compare_with_ranks, follow_run, run_rounds
 from fedsieve.experiments.simulation import Simulation
 from fedsieve.experiments.topology import TopologyConfig
+from fedsieve.experiments.training import compare_with_ranks, follow_run, run_rounds
 from fedsieve.runtime.attacks import Attack
 from fedsieve.runtime.evaluation import RunState
 from fedsieve.runtime.failures import Failures

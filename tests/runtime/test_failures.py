@@ -12,8 +12,8 @@ from fedsieve.core.gates import LOG_ALPHA_LIMIT
 from fedsieve.core.reply_validation import validate_replies
 from fedsieve.experiments.config import Engine, FederationConfig, Precision, RunConfig
 from fedsieve.experiments.resolve import resolve
-from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
+from fedsieve.experiments.training import run_rounds
 from fedsieve.runtime.attacks import Attack, attack_weights
 from fedsieve.runtime.evaluation import DivergedError, RunState
 from fedsieve.runtime.failures import LATE_REASON, Failures, find_offline, sample_malicious_clients

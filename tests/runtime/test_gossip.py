@@ -11,9 +11,9 @@ from fedsieve.core.topology import GRAPHS, make_topology
 from fedsieve.core.types import Clock
 from fedsieve.data.partition import Partition
 from fedsieve.experiments.config import FederationConfig, Precision
-from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
 from fedsieve.experiments.topology import TopologyConfig
+from fedsieve.experiments.training import run_rounds
 from fedsieve.runtime.evaluation import RunState
 from fedsieve.runtime.failures import Failures
 from fedsieve.runtime.gossip import adopt_leaders, mixing_change

@@ -11,8 +11,8 @@ from fedsieve.core.private_mean import GaussianMechanism, private_mean, standard
 from fedsieve.core.random import server_sampler
 from fedsieve.experiments.config import Engine, FederationConfig, Precision, RunConfig
 from fedsieve.experiments.resolve import resolve
-from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import Simulation
+from fedsieve.experiments.training import run_rounds
 from fedsieve.runtime.attacks import Attack
 from fedsieve.runtime.failures import Failures
 from fedsieve.runtime.privacy import Privacy, epsilon_by_round

@@ -16,7 +16,7 @@ from fedsieve.data.synthetic import Synthetic
 from fedsieve.data.user_files import UserFiles
 from fedsieve.experiments.config import FederationConfig, Precision, RunConfig
 from fedsieve.experiments.resolve import resolve
-from fedsieve.experiments.runner import run_rounds
+from fedsieve.experiments.training import run_rounds
 from fedsieve.objectives.linear import Linear, Loss
 from fedsieve.runtime.attacks import Attack
 from fedsieve.runtime.failures import Failures

@@ -13,8 +13,8 @@ from safetensors.numpy import save as save_safetensors
 from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.core.optimizers import Optimizer
 from fedsieve.experiments.config import Engine
-from fedsieve.experiments.runner import initial_state, run_rounds
 from fedsieve.experiments.simulation import Simulation
+from fedsieve.experiments.training import initial_state, run_rounds
 from fedsieve.runtime.evaluation import RunState
 from fedsieve.storage import checkpoint
 from fedsieve.storage.checkpoint import CheckpointError, SettingsChangedError

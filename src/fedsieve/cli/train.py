@@ -15,7 +15,7 @@ from fedsieve.algorithms.recipes import Recipe
 from fedsieve.cli.console import show_result
 from fedsieve.cli.help import documented_command
 from fedsieve.core.settings import build_settings, field_types, parse_settings
-from fedsieve.experiments import runner
+from fedsieve.experiments import runner, training
 from fedsieve.experiments.cluster import require_cluster
 from fedsieve.experiments.config import RunConfig
 from fedsieve.experiments.config_io import build_config, parse_names, section_classes, setting_types
@@ -93,7 +93,7 @@ def train(values: Mapping[str, Any], ranks: Ranks | None = None) -> int:
     out, quiet = options.out, options.quiet
     join_cluster(run, options, ranks)
     if ranks is not None and ranks.number:
-        runner.follow_run(run, ranks)
+        training.follow_run(run, ranks)
         return 0
     check_installed(options.tracker)
     if options.secret_file is not None:
@@ -107,7 +107,7 @@ def train(values: Mapping[str, Any], ranks: Ranks | None = None) -> int:
         run = tune_run(run, options.tune_trials, trials, fixed_options=changed_options(config), quiet=quiet)
     simulation = Simulation(run, ranks)
     simulation.validate()
-    runner.compare_with_ranks(run, simulation)
+    training.compare_with_ranks(run, simulation)
     folder = run_directory.create_run_dir(out or Path("runs") / run.id, explicit=out is not None)
     with hint_resume(f"fedsieve train --resume {folder}"):
         result = runner.start_run(run, simulation, folder, interval, quiet=quiet, tracker=options.tracker, secret_file=options.secret_file)

@@ -12,9 +12,9 @@ from fedsieve import __version__
 from fedsieve.experiments.config import RunConfig
 from fedsieve.experiments.processes import divide_workers, map_runs
 from fedsieve.experiments.resolve import ResolvedRun, resolve
-from fedsieve.experiments.runner import run_rounds
 from fedsieve.experiments.simulation import cached_simulation, data_key
 from fedsieve.experiments.summary import summarize
+from fedsieve.experiments.training import run_rounds
 from fedsieve.formatting import ProgressBar
 from fedsieve.runtime.cores import Workers, require_workers
 from fedsieve.runtime.evaluation import DivergedError
