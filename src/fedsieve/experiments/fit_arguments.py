@@ -1,4 +1,4 @@
-"""The arguments of `fedsieve.fit`: converted, and refused in one line if they cannot work."""
+"""Convert and validate the arguments of `fedsieve.fit`: errors are one line, before the first round."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
@@ -80,7 +80,7 @@ def require_patience(patience: int | None, validation: Any, run_dir: Any) -> Non
 
 
 def check_patterns(patterns: Sequence[str] | str, module: nn.Module) -> tuple[str, ...]:
-    """Return the patterns as a tuple; refuse a pattern that matches no parameter."""
+    """Return the patterns as a tuple; raise ValueError if one matches no parameter."""
     names = [name for name, _ in module.named_parameters()]
     patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
     for pattern in patterns:
@@ -159,7 +159,7 @@ def require_functions(loss: Any, callback: Any) -> None:
 
 
 def check_module(objective: Module, weights: Tensor, examples: ModuleExamples) -> None:
-    """Evaluate module and loss on two examples, so that a mismatch is reported before the first round; refuse missing values."""
+    """Evaluate module and loss on two examples, so that a mismatch is reported before the first round; raise ValueError for NaN."""
     x, y = examples.x[:2], examples.y[:2]
     try:
         value = objective.loss(objective.predict(weights, x), y)
@@ -180,7 +180,7 @@ def check_module(objective: Module, weights: Tensor, examples: ModuleExamples) -
 
 
 def check_metrics(metrics: Any, outputs: Tensor, y: Tensor, columns: Collection[str]) -> dict[str, Metric]:
-    """Return metrics by name after one evaluation; refuse names that the learning curve has already."""
+    """Return metrics by name after one evaluation; raise ValueError for names that the learning curve has already."""
     if not isinstance(metrics, Mapping):
         raise ValueError(f"metrics must be a dict of functions (outputs, targets) -> number by name; got a {type(metrics).__name__}")
     for name, function in metrics.items():
