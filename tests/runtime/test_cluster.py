@@ -157,7 +157,7 @@ def test_a_message_to_a_rank_that_has_ended_names_the_rank():
             time.sleep(0.01)
 
     with pytest.raises(ClusterError, match="rank 1 has ended"):
-        run_ranks(2, send, lambda _: None)
+        run_ranks(2, send, lambda ranks: ranks.receive(0) and None)
 
 
 def test_a_rank_with_other_settings_is_refused():
