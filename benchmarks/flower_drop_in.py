@@ -9,7 +9,6 @@ falls from .8 along half a cosine. Seeds from 100 are for choices: they are judg
 import argparse
 import logging
 import tempfile
-from collections.abc import Iterator
 from functools import cache, partial
 from math import cos, pi
 from pathlib import Path
@@ -24,6 +23,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks.networks import draw_batches
 from fedsieve import fit
 from fedsieve.algorithms import algorithm_class
 from fedsieve.algorithms.defaults import NETWORK_DEFAULTS, select_supported
@@ -33,7 +33,7 @@ from fedsieve.flower import SparseStrategy, sparse_mod
 from helpers.flower_app import ProcessGrid
 from helpers.flower_quickstart import PARTITIONS, convert, copy, run_in_process
 
-CLIENTS, ROUNDS, LOCAL_STEPS, BATCH_SIZE, LEARNING_RATE, FINAL_FRACTION = 5, 20, 10, 64, 0.8, 0.02
+CLIENTS, ROUNDS, LOCAL_STEPS, LEARNING_RATE, FINAL_FRACTION = 5, 20, 10, 0.8, 0.02
 FIRST_TUNING_SEED = 100
 DENSITY = {"digits": 0.1, "mnist": 0.02}
 TASKS = [*DENSITY, "quickstart"]
@@ -97,7 +97,7 @@ def make_app(task: str, examples: Examples, seed: int, mods: list) -> ClientApp:
         net.load_state_dict(message.content["arrays"].to_torch_state_dict())
         rate = LEARNING_RATE * (FINAL_FRACTION + (1 - FINAL_FRACTION) * (1 + cos(pi * number / ROUNDS)) / 2)
         optimizer, order = torch.optim.SGD(net.parameters(), lr=rate), np.random.default_rng((seed, number, client))
-        batches = deal_batches(len(x), order)
+        batches = draw_batches(len(x), order)
         for _ in range(LOCAL_STEPS):
             rows = next(batches)
             optimizer.zero_grad()
@@ -108,13 +108,6 @@ def make_app(task: str, examples: Examples, seed: int, mods: list) -> ClientApp:
         return Message(RecordDict(content), reply_to=message)
 
     return app
-
-
-def deal_batches(num_examples: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Yield mini-batches of shuffled examples without end."""
-    while True:
-        order = rng.permutation(num_examples)
-        yield from (order[at : at + BATCH_SIZE] for at in range(0, num_examples, BATCH_SIZE))
 
 
 def run_drop_in(task: str, seed: int, *, sparse: bool = True, **options: object) -> Outcome:

@@ -138,7 +138,7 @@ def train_by_hand(module: nn.Module, clients: list[tuple[Tensor, Tensor]], densi
         rate = LEARNING_RATE * (1 + cos(pi * progress)) / 2
         for x, y in clients:
             set_parameters(local, server)
-            optimizer, batches = torch.optim.SGD(local.parameters(), lr=rate), deal_batches(len(y), rng)
+            optimizer, batches = torch.optim.SGD(local.parameters(), lr=rate), draw_batches(len(y), rng)
             for _ in range(LOCAL_STEPS):
                 rows = next(batches)
                 optimizer.zero_grad()
@@ -175,7 +175,7 @@ def set_parameters(module: nn.Module, values: list[Tensor]) -> None:
             parameter.copy_(value)
 
 
-def deal_batches(num_examples: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+def draw_batches(num_examples: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
     """Yield mini-batches of shuffled examples without end."""
     while True:
         order = rng.permutation(num_examples)

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 from benchmarks.contenders import fedsieve
 from benchmarks.workloads import Workload
-from fedsieve.runtime.cores import num_available
+from fedsieve.runtime.cores import count_cohort_processes
 
 
 def prepare(workload: Workload) -> Callable[[], None]:
     """Return a function that trains one round of all clients. The workers start after the second exchange."""
-    run_round = fedsieve.prepare(workload, num_workers=num_available("auto"))
+    run_round = fedsieve.prepare(workload, num_workers=count_cohort_processes("auto"))
     run_round()
     run_round()
     return run_round

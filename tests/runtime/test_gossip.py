@@ -17,7 +17,7 @@ from fedsieve.experiments.training import run_rounds
 from fedsieve.runtime.evaluation import RunState
 from fedsieve.runtime.failures import Failures
 from fedsieve.runtime.gossip import adopt_leaders, mixing_change
-from fedsieve.runtime.node_states import Settled
+from fedsieve.runtime.node_states import NodeSupports
 from helpers.runs import small_run, train_run
 
 pytestmark = pytest.mark.usefixtures("few_test_rows")
@@ -88,8 +88,8 @@ def test_choco_with_complete_messages_mixes_the_weights_themselves():
 
 def test_the_lowest_leader_wins_and_brings_its_support():
     support = torch.eye(4, dtype=torch.bool)
-    settled, step = Settled(support, torch.arange(4)), make_topology("ring", GRAPHS["ring"](4, None, 0), 4).steps[0]
-    once = adopt_leaders(settled, support, step, range(4))
+    node_supports, step = NodeSupports(support, torch.arange(4)), make_topology("ring", GRAPHS["ring"](4, None, 0), 4).steps[0]
+    once = adopt_leaders(node_supports, support, step, range(4))
     assert once.leader.tolist() == [0, 0, 1, 0]
     assert torch.equal(adopt_leaders(once, once.support, step, range(4)).support, support[[0, 0, 0, 0]])
 

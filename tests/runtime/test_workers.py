@@ -29,7 +29,7 @@ from fedsieve.runtime import batched, cores, workers
 from fedsieve.runtime.batched import BatchedEngine
 from fedsieve.runtime.client_data import ClientData
 from fedsieve.runtime.context import RunContext
-from fedsieve.runtime.cores import num_available
+from fedsieve.runtime.cores import count_cohort_processes
 from fedsieve.runtime.rounds import Population, initial_server, train
 from fedsieve.runtime.workers import WorkerLostError, WorkerPool, split_evenly
 from helpers.algorithms import SOME_ALGORITHMS, make_algorithm
@@ -239,7 +239,7 @@ def is_running(pid):
 def test_a_daemon_process_uses_no_workers():
     """It must not have children: a pool of processes that calls fedsieve is one case."""
     here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=lambda: there.send(cores.num_available("auto")), daemon=True)
+    process = multiprocessing.get_context("fork").Process(target=lambda: there.send(cores.count_cohort_processes("auto")), daemon=True)
     process.start()
     assert here.recv() == 1
     process.join()
@@ -310,8 +310,8 @@ def test_parts_are_consecutive_and_about_equal():
 
 def test_no_more_workers_than_cores(monkeypatch, tmp_path):
     monkeypatch.setattr(cores, "CPU_QUOTA", tmp_path / "missing")
-    assert 1 <= num_available("auto") == num_available(10_000) == len(os.sched_getaffinity(0))
-    assert num_available(1) == 1
+    assert 1 <= count_cohort_processes("auto") == count_cohort_processes(10_000) == len(os.sched_getaffinity(0))
+    assert count_cohort_processes(1) == 1
 
 
 @pytest.mark.parametrize(("quota", "expected"), [("max 100000", 8), ("150000 100000", 2), ("5000 100000", 1), ("9900000 100000", 8)])
@@ -319,7 +319,7 @@ def test_no_more_workers_than_the_quota_of_a_container(quota, expected, monkeypa
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
     monkeypatch.setattr(cores, "CPU_QUOTA", tmp_path / "cpu.max")
     cores.CPU_QUOTA.write_text(f"{quota}\n")
-    assert num_available("auto") == expected
+    assert count_cohort_processes("auto") == expected
 
 
 @pytest.mark.parametrize(

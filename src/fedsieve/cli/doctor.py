@@ -16,7 +16,7 @@ from fedsieve.cli.data import DATASET_FILES, availability
 from fedsieve.cli.options import Switch
 from fedsieve.data.downloads import default_folder
 from fedsieve.formatting import PlainConsole
-from fedsieve.runtime.cores import num_cores
+from fedsieve.runtime.cores import count_cores
 
 REQUIRED_PACKAGES = ("numpy", "scipy", "scikit-learn", "safetensors", "jaxtyping", "cyclopts", "rich", "matplotlib")
 OPTIONAL_PACKAGES = {
@@ -63,7 +63,7 @@ def check_machine() -> list[Finding]:
     return [
         Finding("machine", "fedsieve", GOOD, f"{fedsieve.__version__} in {Path(fedsieve.__file__).parent}"),
         Finding("machine", "python", GOOD, f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
-        Finding("machine", "cores", GOOD, f"{num_cores()}; large rounds use all of them unless --workers is set"),
+        Finding("machine", "cores", GOOD, f"{count_cores()}; large rounds use all of them unless --workers is set"),
         check_torch(),
     ]
 

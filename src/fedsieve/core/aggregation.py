@@ -107,7 +107,7 @@ def limited_mean(
 ) -> dict[str, Float[Tensor, " _n"]]:
     """Return the mean of stacks of replies, by field, in which the longest differences to the broadcast are shortened to the next longest.
 
-    Weights and gates are limited separately. So a malicious client is heard as an honest one with its number of examples, however far it
+    Weights and gates are limited separately. So a malicious client counts as an honest one with its number of examples, however far it
     goes. A reply that is shortened by a factor is that part of itself, and the broadcast for the rest.
     """
     means = {}

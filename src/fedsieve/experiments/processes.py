@@ -11,7 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.synchronize import Event
 from typing import Any, TypeVar
 
-from fedsieve.runtime.cores import Workers, num_processes, require_workers
+from fedsieve.runtime.cores import Workers, count_processes, require_workers
 from fedsieve.runtime.workers import WorkerLostError, ignore_interrupts
 
 Result = TypeVar("Result")
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 def divide_workers(workers: Workers, num_runs: int) -> tuple[int, int]:
     """Return the number of processes that compute runs, and the number of workers of each run."""
     require_workers(workers)
-    num_workers = num_processes(workers)
+    num_workers = count_processes(workers)
     num_parallel = max(1, min(num_workers, num_runs))
     return num_parallel, num_workers // num_parallel
 

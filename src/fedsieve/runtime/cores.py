@@ -19,7 +19,7 @@ def require_workers(workers: Workers) -> None:
         raise ValueError(f"workers is a number of processes and must be at least 1, or auto; got {workers}")
 
 
-def num_cores() -> int:
+def count_cores() -> int:
     """Return the number of cores that this process may use: those it may run on, and at most the quota of its container."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
@@ -29,13 +29,13 @@ def num_cores() -> int:
         return cores
 
 
-def num_processes(workers: Workers) -> int:
+def count_processes(workers: Workers) -> int:
     """Return the number of processes for independent runs: at most one per core, and one in a daemon, which must not start any."""
     if multiprocessing.current_process().daemon:
         return 1
-    return num_cores() if workers == "auto" else min(workers, num_cores())
+    return count_cores() if workers == "auto" else min(workers, count_cores())
 
 
-def num_available(workers: Workers) -> int:
+def count_cohort_processes(workers: Workers) -> int:
     """Return the number of processes that may share a cohort: one if this system cannot fork a process safely."""
-    return num_processes(workers) if sys.platform == "linux" else 1
+    return count_processes(workers) if sys.platform == "linux" else 1

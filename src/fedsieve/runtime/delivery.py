@@ -97,23 +97,23 @@ class AmongRanks:
             if nodes := self.senders(step, own, rank):
                 outgoing[rank] = join_bytes([encoded[node - own.start].to_bytes() for node in nodes])
         sending = self.ranks.start(outgoing)
-        heard, stacks = list(own), [packet]
+        known, stacks = list(own), [packet]
         for rank in self.ranks.others:
             if senders := self.senders(step, self.nodes_of(rank), self.ranks.number):
                 messages = split_bytes(self.ranks.receive(rank))
                 stacks += [wire.decode(data, message_id, packet.size, reference).unsqueeze() for data in messages]
-                heard += senders
+                known += senders
         self.ranks.finish(sending)
         stack, places = concatenate(stacks), np.zeros(self.num_nodes, np.int64)
         assert stack is not None, "all nodes send messages of one form"
-        places[heard] = np.arange(len(heard))
+        places[known] = np.arange(len(known))
         return stack.rows(places.tolist())
 
     def senders(self, step: MixingStep, nodes: range, rank: int) -> list[int]:
         """Return those of some nodes that send a message to a node of a rank in this step."""
         receivers = slice(self.nodes_of(rank).start, self.nodes_of(rank).stop)
-        heard = np.unique(step.senders[receivers][step.weights[receivers] > 0])
-        return heard[(heard >= nodes.start) & (heard < nodes.stop)].tolist()
+        known = np.unique(step.senders[receivers][step.weights[receivers] > 0])
+        return known[(known >= nodes.start) & (known < nodes.stop)].tolist()
 
     def gather(self, rows: dict[str, Tensor]) -> dict[str, Tensor] | None:
         """Send the rows to rank 0, which returns those of all nodes."""

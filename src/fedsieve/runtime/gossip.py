@@ -30,7 +30,7 @@ from fedsieve.runtime.node_states import (
     LEADER,
     SEARCHING,
     SUPPORT,
-    Settled,
+    NodeSupports,
     mean_node,
     node_state,
     replace_nodes,
@@ -77,25 +77,25 @@ class Gossip:
         On a cluster only the first process yields them.
         """
         num_nodes, own = self.topology.num_nodes, self.delivery.own
-        everyone, settled = restore_nodes(self.rules.start(start), memories, num_nodes)
+        everyone, node_supports = restore_nodes(self.rules.start(start), memories, num_nodes)
         shared = self.delivery.share(
-            {"round": torch.tensor(first_round), SUPPORT: settled.support, LEADER: settled.leader} | tensors_of(everyone)
+            {"round": torch.tensor(first_round), SUPPORT: node_supports.support, LEADER: node_supports.leader} | tensors_of(everyone)
         )
         everyone = everyone._replace(**{name: shared[name] for name in tensors_of(everyone)})
         nodes, copies = select_nodes(everyone, own), self.rules.copies(everyone)
-        settled = Settled(shared[SUPPORT][own.start : own.stop], shared[LEADER])
+        node_supports = NodeSupports(shared[SUPPORT][own.start : own.stop], shared[LEADER])
         for round in range(int(shared["round"]), rounds):
             absent = np.array(find_offline(self.failures, self.engine.context.seed, round, range(num_nodes)))
             clock = Clock(round, rounds)
-            nodes, settled, copies, traffic = self.run_round(nodes, settled, copies, clock, absent)
-            rows = {SUPPORT: settled.support, "lengths": torch.from_numpy(np.stack(traffic.lengths, 1)), "messages": traffic.messages}
+            nodes, node_supports, copies, traffic = self.run_round(nodes, node_supports, copies, clock, absent)
+            rows = {SUPPORT: node_supports.support, "lengths": torch.from_numpy(np.stack(traffic.lengths, 1)), "messages": traffic.messages}
             if (gathered := self.delivery.gather(rows | tensors_of(nodes))) is None:
                 continue
             everyone = everyone._replace(**{name: gathered[name] for name in tensors_of(everyone)})
             sent, received = bytes_of_nodes(traffic.steps, gathered["lengths"].numpy())
             both, messages = sent + received, Traffic(*gathered["messages"].sum(0).tolist())
             columns = self.agreement(everyone) | {"node_bytes": float(both.mean()), "busiest_node_bytes": float(both.max())}
-            kept = store_nodes(everyone, Settled(gathered[SUPPORT], settled.leader), clock)
+            kept = store_nodes(everyone, NodeSupports(gathered[SUPPORT], node_supports.leader), clock)
             server, present = self.rules.as_server(mean_node(everyone)), np.flatnonzero(~absent).tolist()
             yield RoundResult(round, server, list(range(num_nodes)), present, [], messages, messages, kept, None, columns)
 
@@ -105,32 +105,32 @@ class Gossip:
         return [self.rules.as_server(node_state(nodes, i)) for i in range(self.topology.num_nodes)]
 
     def run_round(
-        self, nodes: Nodes, settled: Settled, copies: Mapping[str, Tensor], clock: Clock, absent: Bool[np.ndarray, " n"]
-    ) -> tuple[Nodes, Settled, Mapping[str, Tensor], NodeTraffic]:
+        self, nodes: Nodes, node_supports: NodeSupports, copies: Mapping[str, Tensor], clock: Clock, absent: Bool[np.ndarray, " n"]
+    ) -> tuple[Nodes, NodeSupports, Mapping[str, Tensor], NodeTraffic]:
         """Return the nodes after local steps and mixing. In the last round they mix until all have one support."""
         own, num_nodes = self.delivery.own, len(absent)
         present = torch.from_numpy(~absent)
-        if int(settled.leader[0]) == SEARCHING and clock.round >= self.first_settled_round(clock):
+        if int(node_supports.leader[0]) == SEARCHING and clock.round >= self.first_round_after_search(clock):
             leader = torch.arange(num_nodes) + num_nodes * (1 - present.to(torch.int64))
-            settled = Settled(self.rules.support_mask(nodes), leader)
-            nodes = self.rules.restrict(nodes, settled.support)
-        nodes = self.take_local_steps(nodes, settled, clock, [node for node in own if not absent[node]])
+            node_supports = NodeSupports(self.rules.support_mask(nodes), leader)
+            nodes = self.rules.restrict(nodes, node_supports.support)
+        nodes = self.take_local_steps(nodes, node_supports, clock, [node for node in own if not absent[node]])
         traffic = NodeTraffic([], [], torch.zeros(len(own), len(fields(Traffic)), dtype=torch.int64))
         must_settle, number = clock.round == clock.num_rounds - 1 and self.rules.settle_fraction is not None, 0
-        while number < self.mixing_steps or (must_settle and not settled.is_common):
+        while number < self.mixing_steps or (must_settle and not node_supports.is_common):
             step = self.topology.step(clock.round * self.mixing_steps + number)
             step = without_nodes(step, absent) if number < self.mixing_steps else step  # the last messages reach all nodes
-            nodes, settled, copies, traffic = self.mix(nodes, settled, copies, step, clock._replace(exchange=number), traffic)
+            nodes, node_supports, copies, traffic = self.mix(nodes, node_supports, copies, step, clock._replace(exchange=number), traffic)
             number += 1
         nodes = where_nodes(present[own.start : own.stop], self.rules.end_round(nodes, clock), nodes)
-        return nodes, settled, copies, traffic
+        return nodes, node_supports, copies, traffic
 
-    def first_settled_round(self, clock: Clock) -> float:
+    def first_round_after_search(self, clock: Clock) -> float:
         """Return the round in which the nodes settle on their supports."""
         fraction = self.rules.settle_fraction
         return inf if fraction is None else min(fraction * clock.num_rounds, clock.num_rounds - 1)
 
-    def take_local_steps(self, nodes: Nodes, settled: Settled, clock: Clock, present: list[int]) -> Nodes:
+    def take_local_steps(self, nodes: Nodes, node_supports: NodeSupports, clock: Clock, present: list[int]) -> Nodes:
         """Return the nodes after their local steps, each from its own sparse model."""
         context, algorithm, first = self.engine.context, self.engine.context.algorithm, self.delivery.own.start
         if not present:
@@ -142,28 +142,28 @@ class Gossip:
             client = algorithm.client_init(start, context.objective.layout, clock, context.dtype)
             parts.append(self.rules.after_steps(part, start, self.engine.take_steps(client, clock, chunk), clock))
         nodes = replace_nodes(nodes, [node - first for node in present], parts)
-        return nodes if int(settled.leader[0]) == SEARCHING else self.rules.restrict(nodes, settled.support)
+        return nodes if int(node_supports.leader[0]) == SEARCHING else self.rules.restrict(nodes, node_supports.support)
 
     def mix(
-        self, nodes: Nodes, settled: Settled, copies: Mapping[str, Tensor], step: MixingStep, clock: Clock, traffic: NodeTraffic
-    ) -> tuple[Nodes, Settled, Mapping[str, Tensor], NodeTraffic]:
+        self, nodes: Nodes, node_supports: NodeSupports, copies: Mapping[str, Tensor], step: MixingStep, clock: Clock, traffic: NodeTraffic
+    ) -> tuple[Nodes, NodeSupports, Mapping[str, Tensor], NodeTraffic]:
         """Return the nodes, their supports, their copies and the traffic after one step: every node sends one message to its receivers."""
         own, dtype = self.delivery.own, self.engine.context.dtype
         draw = self.draw("message", clock, own)
-        if int(settled.leader[0]) == SEARCHING:
+        if int(node_supports.leader[0]) == SEARCHING:
             nodes, packet = self.rules.encode(nodes, clock, draw)
             arrived, traffic = self.send(packet, step, clock, traffic)
             copies = self.rules.decode(arrived, copies, dtype)
-            return self.rules.mix(nodes, self.changes(step, copies), clock), settled, copies, traffic
+            return self.rules.mix(nodes, self.changes(step, copies), clock), node_supports, copies, traffic
         weights, bits = self.rules.weights(nodes), max(self.rules.algorithm.bits, MIN_SETTLED_BITS)
-        support = topk.mask_to_indices(settled.support)
+        support = topk.mask_to_indices(node_supports.support)
         packet = sparse_packet(support, {self.rules.vector: weights}, bits, draw)
         known = (None, LEADER_BYTES) if self.sends_positions(clock) else (support[0], 0)
         arrived, traffic = self.send(packet, step, clock, traffic, *known)
         change = self.changes(step, {self.rules.vector: arrived.field_dense(self.rules.vector, dtype)})
         nodes = nodes._replace(**{self.rules.vector: weights + change[self.rules.vector]})
-        settled = adopt_leaders(settled, arrived.support_mask(torch.bool).expand(len(settled.leader), -1), step, own)
-        return self.rules.restrict(nodes, settled.support), settled, copies, traffic
+        node_supports = adopt_leaders(node_supports, arrived.support_mask(torch.bool).expand(len(node_supports.leader), -1), step, own)
+        return self.rules.restrict(nodes, node_supports.support), node_supports, copies, traffic
 
     def changes(self, step: MixingStep, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return how own nodes change by the decoded messages of all nodes, by field."""
@@ -171,7 +171,7 @@ class Gossip:
 
     def sends_positions(self, clock: Clock) -> bool:
         """Return whether messages after the search name their support: until all know it, and always if nodes may be absent."""
-        num_steps = (clock.round - ceil(self.first_settled_round(clock))) * self.mixing_steps + clock.exchange
+        num_steps = (clock.round - ceil(self.first_round_after_search(clock))) * self.mixing_steps + clock.exchange
         return self.failures.dropout > 0 or num_steps < self.flooding_steps
 
     @cached_property
@@ -229,16 +229,16 @@ def mixing_change(step: MixingStep, values: Float[Tensor, "n d"], own: range) ->
     return change
 
 
-def adopt_leaders(settled: Settled, supports: Bool[Tensor, "n p"], step: MixingStep, own: range) -> Settled:
+def adopt_leaders(node_supports: NodeSupports, supports: Bool[Tensor, "n p"], step: MixingStep, own: range) -> NodeSupports:
     """Return the supports after a step: each node takes that of the lowest leader among itself and its senders.
 
     `supports` are those of the messages. Leaders follow from topology and absences alone, so every process has those of all nodes.
     """
-    number = torch.arange(len(settled.leader))
+    number = torch.arange(len(node_supports.leader))
     senders = torch.where(torch.from_numpy(step.weights > 0), torch.from_numpy(step.senders), number[:, None])
     sources = torch.cat((number[:, None], senders), 1)
-    best = sources.gather(1, settled.leader[sources].argmin(1, keepdim=True))[:, 0]
-    return Settled(supports[best[own.start : own.stop]], settled.leader[best])
+    best = sources.gather(1, node_supports.leader[sources].argmin(1, keepdim=True))[:, 0]
+    return NodeSupports(supports[best[own.start : own.stop]], node_supports.leader[best])
 
 
 def count_receivers(step: MixingStep) -> Int64[np.ndarray, " n"]:

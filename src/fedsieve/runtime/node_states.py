@@ -11,11 +11,11 @@ from fedsieve.algorithms.gossip import Nodes
 from fedsieve.core.types import ClientMemory, Clock
 
 SUPPORT, LEADER = "support", "leader"
-"""What a node keeps besides the state of its algorithm: the support on which it settled, and which node chose it."""
+"""What a node keeps besides the state of its algorithm: the support that it adopted, and which node chose it."""
 SEARCHING = -1
 
 
-class Settled(NamedTuple):
+class NodeSupports(NamedTuple):
     """The support of each own node after the search, and which node chose that of every node: the lowest leader wins."""
 
     support: Bool[Tensor, "k p"]
@@ -24,7 +24,7 @@ class Settled(NamedTuple):
 
     @property
     def is_common(self) -> bool:
-        """Whether all nodes have settled on one support."""
+        """Whether all nodes have node_supports on one support."""
         return int(self.leader[0]) != SEARCHING and bool((self.leader == self.leader[0]).all())
 
 
@@ -67,17 +67,17 @@ def node_state(nodes: Nodes, node: int) -> Any:
     return type(nodes)(*(part[node] if isinstance(part, Tensor) else part for part in nodes))
 
 
-def store_nodes(nodes: Nodes, settled: Settled, clock: Clock) -> dict[int, ClientMemory]:
+def store_nodes(nodes: Nodes, node_supports: NodeSupports, clock: Clock) -> dict[int, ClientMemory]:
     """Return what each node keeps until the next round."""
-    tensors = tensors_of(nodes) | {SUPPORT: settled.support, LEADER: settled.leader}
-    return {i: ClientMemory(clock.round, {name: part[i] for name, part in tensors.items()}) for i in range(len(settled.leader))}
+    tensors = tensors_of(nodes) | {SUPPORT: node_supports.support, LEADER: node_supports.leader}
+    return {i: ClientMemory(clock.round, {name: part[i] for name, part in tensors.items()}) for i in range(len(node_supports.leader))}
 
 
-def restore_nodes(start: Any, memories: Mapping[int, ClientMemory], num_nodes: int) -> tuple[Nodes, Settled]:
+def restore_nodes(start: Any, memories: Mapping[int, ClientMemory], num_nodes: int) -> tuple[Nodes, NodeSupports]:
     """Return the nodes as they are stored, or all at the start."""
     nodes = stack_start(start, num_nodes)
     if not memories:
-        return nodes, Settled(torch.zeros(num_nodes, start.layout.size, dtype=torch.bool), torch.full((num_nodes,), SEARCHING))
+        return nodes, NodeSupports(torch.zeros(num_nodes, start.layout.size, dtype=torch.bool), torch.full((num_nodes,), SEARCHING))
     stored = {name: torch.stack([memories[i].vectors[name] for i in range(num_nodes)]) for name in memories[0].vectors}
-    settled = Settled(stored.pop(SUPPORT), stored.pop(LEADER))
-    return nodes._replace(**stored), settled
+    node_supports = NodeSupports(stored.pop(SUPPORT), stored.pop(LEADER))
+    return nodes._replace(**stored), node_supports

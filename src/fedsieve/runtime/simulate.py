@@ -17,7 +17,7 @@ from fedsieve.runtime.buffers import buffer_state
 from fedsieve.runtime.client_data import ClientData
 from fedsieve.runtime.client_memory import require_memory
 from fedsieve.runtime.context import RunContext
-from fedsieve.runtime.cores import Workers, num_available
+from fedsieve.runtime.cores import Workers, count_cohort_processes
 from fedsieve.runtime.evaluation import RunState
 from fedsieve.runtime.loop import LoopEngine
 from fedsieve.runtime.refit import Refit
@@ -42,7 +42,7 @@ def make_exchange(
     """
     if engine is Engine.LOOP:
         return LoopEngine(context=context, data=data)
-    num_workers = num_available(workers) if torch.device(context.device).type == "cpu" else 1
+    num_workers = count_cohort_processes(workers) if torch.device(context.device).type == "cpu" else 1
     return BatchedEngine(context=context, data=data, sample_bytes=sample_bytes, num_workers=num_workers)
 
 
