@@ -80,7 +80,8 @@ def draw(rows: list[Row], writer: FigureWriter) -> None:
                 colour = style.PALETTE[place % len(style.PALETTE)]
                 if isinstance(entry["published"], float) and entry[BYTES_THEIRS] is not None:
                     axes.plot(entry[BYTES_THEIRS], entry["published"], "o", ms=7, mfc="none", color=colour)
-                if entry[BYTES_HERE] is not None and entry[BYTES_HERE]["mean"] is not None:
+                is_measured = entry["measured"] != NOT_RUN
+                if is_measured and entry[BYTES_HERE] is not None and entry[BYTES_HERE]["mean"] is not None:
                     marker = "s" if entry["role"] == OURS else "o"
                     axes.plot(entry[BYTES_HERE]["mean"], entry["measured"]["mean"], marker, ms=4, color=colour, label=entry["row"])
             axes.set(xscale="log", title=name, xlabel="bytes, up and down", ylabel=table.measure)
