@@ -77,7 +77,7 @@ class NodeRules(ABC):
         return self.algorithm.broadcast(nodes, clock, draw)
 
     def copies(self, nodes: Nodes) -> dict[str, Float[Tensor, "n p"]]:
-        """Return what all nodes know of each other before the first message; nothing if a message stands for itself."""
+        """Return what all nodes know of each other before the first message; nothing if a message needs no earlier one."""
         return {}
 
     def encode(self, nodes: Nodes, clock: Clock, draw: Draw) -> tuple[Nodes, Packet]:

@@ -81,8 +81,8 @@ class NodeDirectory:
 
     def errors(self) -> str:
         """Describe the online nodes that serve no client, for an error message."""
-        silent = dict.fromkeys(self._announcements.waiting, "it has not announced which client it serves")
-        return "".join(f"; node {node}: {reason}" for node, reason in (silent | self._node_errors).items() if node in self._online)
+        unannounced = dict.fromkeys(self._announcements.waiting, "it has not announced which client it serves")
+        return "".join(f"; node {node}: {reason}" for node, reason in (unannounced | self._node_errors).items() if node in self._online)
 
     def _note_announcement(self, node: int, reply: Message) -> None:
         """Note which client a node serves, or why it serves none."""

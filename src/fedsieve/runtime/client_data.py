@@ -16,7 +16,7 @@ from fedsieve.core.random import generator
 from fedsieve.core.types import Batch, Clock, CsrMatrix
 
 MAX_REPETITIONS = 16
-"""The largest number of examples that stand for n weighted ones, relative to n."""
+"""The largest number of examples that represent n weighted ones, relative to n."""
 
 
 class ClientData:

@@ -1,6 +1,6 @@
 """The processes of a cluster, called ranks: tensors between any two of them over torch.distributed (gloo), started by torchrun.
 
-Rank 0 is the server of a run, and the only one that prints and writes files. A rank that fails tells rank 0 why in place of its next
+Rank 0 is the server of a run, and the only one that prints and writes files. A rank that fails sends rank 0 the reason in place of its next
 message. A rank that ends without a word closes its connections, which the others notice at once.
 """
 
@@ -113,7 +113,7 @@ class Ranks:
         return load(data)
 
     def report(self, error: BaseException) -> None:
-        """Tell rank 0 why this rank cannot go on, then wait until the run ends."""
+        """Send rank 0 the reason why this rank cannot go on, then wait until the run ends."""
         self.answers += [(0, work) for work in self._start(0, Kind.ERROR, str(error).encode())]
         self.wait_for_end()
 
