@@ -36,6 +36,13 @@ def test_without_noise_short_differences_are_averaged_over_the_cohort_asked_for(
     torch.testing.assert_close(private_mean({"theta": short}, quiet(cohort=10), None, DRAW)["theta"], short.sum(0) / 10)
 
 
+@pytest.mark.parametrize("name", ["gates", "log_alpha", "gate_gradient", "kept_gate"])
+def test_every_field_of_gates_has_the_clip_of_gates(name):
+    far = {"weights": torch.full((10, 4), 50.0), name: torch.full((10, 1), 50.0)}
+    found = private_mean(far, quiet(clip=1.0, gate_clip=3.0, cohort=10), None, DRAW)
+    assert {field: float(torch.linalg.vector_norm(value)) for field, value in found.items()} == pytest.approx({"weights": 1.0, name: 3.0})
+
+
 @pytest.mark.parametrize("size", [0.1, 10.0, 1e6])
 def test_replacing_one_client_changes_the_mean_by_at_most_the_sensitivity(size):
     each = {"theta": vectors(size=size), "gate": 3 * vectors(size=size)}

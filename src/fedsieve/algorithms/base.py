@@ -27,7 +27,7 @@ from fedsieve.core.aggregation import (
 from fedsieve.core.batches import BatchSampling
 from fedsieve.core.budgets import Budget, BudgetRule
 from fedsieve.core.optimizers import Moments, Optimizer, StepRule
-from fedsieve.core.packets import GATE_FIELDS, Packet, SparseVector, sparse_packet, zero_packet
+from fedsieve.core.packets import GATE_VALUE_FIELDS, Packet, SparseVector, sparse_packet, zero_packet
 from fedsieve.core.private_mean import GaussianMechanism, private_mean
 from fedsieve.core.protocols import Algorithm, Objective, Workload
 from fedsieve.core.quantization import ALLOWED_BITS, choose_code, quantize_signs
@@ -368,7 +368,7 @@ class BaseAlgorithm(Algorithm, ABC):
         if riemannian:
             decoded = self.decode_replies(replies, like.dtype)
             return {
-                name: mean(vectors, weights) if name in GATE_FIELDS else riemannian_mean(vectors, weights)
+                name: mean(vectors, weights) if name in GATE_VALUE_FIELDS else riemannian_mean(vectors, weights)
                 for name, vectors in decoded.items()
             }
         if not limit and stack is not None and stack.support is None:

@@ -10,8 +10,11 @@ from torch import Tensor
 from fedsieve.core.quantization import Coding, QuantizedField, quantize
 from fedsieve.core.random import Draw
 
-GATE_FIELDS = frozenset({"gates", "gate", "log_alpha", "kept_gate", "default_gate", "multiplier"})
-"""Fields and scalars that are gates or their multiplier: they have their own limits and their own mean."""
+GATE_VALUE_FIELDS = frozenset({"gates", "gate", "log_alpha", "kept_gate", "default_gate", "multiplier"})
+"""Fields and scalars that are gates or their multiplier: their values have limits."""
+
+GATE_FIELDS = GATE_VALUE_FIELDS | {"gate_gradient"}
+"""Fields and scalars that concern gates: clipping, robust aggregation and privacy treat them apart from weights."""
 
 SEED_SCALARS = frozenset({"rotation"})
 """Scalars that are seeds of random numbers: they have no size and no mean."""

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from fedsieve.core.aggregation import mean
+from fedsieve.core.packets import GATE_FIELDS
 from fedsieve.core.random import Draw, uniform_to_normal
 
 
@@ -33,7 +34,7 @@ def private_mean(
     replacing one client changes the mean by at most 2 sqrt(J) C / K. s is `noise_multiplier` times this sensitivity.
     """
     deltas = {name: _restrict(stack, support) for name, stack in deltas.items()}
-    kinds = {gates: [name for name in deltas if ("gate" in name) is gates] for gates in (True, False)}
+    kinds = {gates: [name for name in deltas if (name in GATE_FIELDS) is gates] for gates in (True, False)}
     kinds = {gates: names for gates, names in kinds.items() if names}
     means = {}
     for gates, names in kinds.items():

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedsieve.core.aggregation import delta_norms
 from fedsieve.core.gates import LOG_ALPHA_LIMIT
-from fedsieve.core.packets import GATE_FIELDS, Packet
+from fedsieve.core.packets import GATE_VALUE_FIELDS, Packet
 from fedsieve.core.protocols import Algorithm
 from fedsieve.core.quantization import SCALED_CODINGS, Coding, QuantizedField
 from fedsieve.core.types import Clock, ExchangeResult, Reply, StackedReplies, stack_replies
@@ -81,7 +81,7 @@ def _norm_outliers(algorithm: Algorithm, packet: Packet, replies: Sequence[Reply
     stack = stack_replies(replies)
     packets = [reply.packet.unsqueeze() for reply in replies] if stack is None else [stack]
     decoded = [algorithm.decode_sparse(each, dtype) for each in (packet, *packets)]
-    parts, *stacks = [{name: part for name, part in vectors.items() if name not in GATE_FIELDS} for vectors in decoded]
+    parts, *stacks = [{name: part for name, part in vectors.items() if name not in GATE_VALUE_FIELDS} for vectors in decoded]
     sent = {name: part.densify(None, packet.size) for name, part in parts.items()}
     norms = torch.cat([delta_norms(vectors, sent, packet.size) for vectors in stacks])
     return ((norms > max_norm_ratio * norms.nanmedian()) & (norms > delta_norms(parts, {}, packet.size))).tolist()
@@ -107,8 +107,8 @@ def _find_error(
     fits = all(_has_valid_shape(values, stack_shape, count) for values in reply.fields.values())
     if not fits or any(scalar.shape != stack_shape for scalar in reply.scalars.values()):
         return f"a field has not one value for each of {count} positions"
-    largest = [float(values.decode(torch.float32).abs().amax()) for name, values in reply.fields.items() if name in GATE_FIELDS]
-    largest += [float(scalar.abs().amax()) for name, scalar in reply.scalars.items() if name in GATE_FIELDS]
+    largest = [float(values.decode(torch.float32).abs().amax()) for name, values in reply.fields.items() if name in GATE_VALUE_FIELDS]
+    largest += [float(scalar.abs().amax()) for name, scalar in reply.scalars.items() if name in GATE_VALUE_FIELDS]
     if any(size > MAX_GATE_MAGNITUDE for size in largest):
         return f"a gate is outside its limits: log_alpha stays within +-{LOG_ALPHA_LIMIT:g}"
     scales = [values.scale for values in reply.fields.values() if values.scale is not None]

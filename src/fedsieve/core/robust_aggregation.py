@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedsieve.core.aggregation import Aggregator, mean
 from fedsieve.core.budgets import floor_of_decimal
+from fedsieve.core.packets import GATE_FIELDS
 
 
 def robust_aggregate(
@@ -57,7 +58,7 @@ def _median_norms(deltas: dict[str, Float[Tensor, "k _n"]]) -> dict[str, Float[T
 
 def _gates_and_weights(fields: Iterable[str]) -> list[list[str]]:
     """The names of the fields that are gates, and of those that are weights; what has no field is left out."""
-    gates = {name: "gate" in name for name in fields}
+    gates = {name: name in GATE_FIELDS for name in fields}
     return [names for kind in (True, False) if (names := [name for name, is_gate in gates.items() if is_gate is kind])]
 
 

@@ -18,7 +18,7 @@ from fedsieve.algorithms.defaults import NETWORK_DEFAULTS, require_effect, selec
 from fedsieve.algorithms.sieve import Sieve, mean_gates
 from fedsieve.core import gates
 from fedsieve.core.gates import LOG_ALPHA_LIMIT
-from fedsieve.core.packets import GATE_FIELDS, Packet, dense_packet
+from fedsieve.core.packets import GATE_VALUE_FIELDS, Packet, dense_packet
 from fedsieve.core.random import Draw
 from fedsieve.core.settings import field_types, parse_settings
 from fedsieve.core.types import ClientMemory, Clock, Layout, Reply
@@ -83,7 +83,7 @@ def make_reply(
         client = client._replace(**{name: memory.vectors[name][None] for name in support.vectors})
     stack = algorithm.client_reply(client, clock, draw)
     reply = stack.unstack()[0]
-    reply = reply._replace(scalars={name: value for name, value in reply.scalars.items() if name not in GATE_FIELDS})
+    reply = reply._replace(scalars={name: value for name, value in reply.scalars.items() if name not in GATE_VALUE_FIELDS})
     if support is None:
         return reply, None
     return reply, ClientMemory(clock.round, {name: vector[0] for name, vector in support.after_reply(client, stack).items()})
@@ -91,7 +91,7 @@ def make_reply(
 
 def with_known_gates(reply: Packet, packet: Packet) -> Packet:
     """Return a reply with the mean gates of the broadcast: clients do not send any."""
-    return reply._replace(scalars=reply.scalars | {name: value for name, value in packet.scalars.items() if name in GATE_FIELDS})
+    return reply._replace(scalars=reply.scalars | {name: value for name, value in packet.scalars.items() if name in GATE_VALUE_FIELDS})
 
 
 def replied_weights(algorithm: BaseAlgorithm, packet: Packet, reply: Packet) -> Float[Tensor, " p"]:

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedsieve.core.gates import LOG_ALPHA_LIMIT
-from fedsieve.core.packets import GATE_FIELDS, SEED_SCALARS, Packet
+from fedsieve.core.packets import GATE_VALUE_FIELDS, SEED_SCALARS, Packet
 from fedsieve.core.quantization import Coding, QuantizedField
 from fedsieve.core.random import generator
 from fedsieve.core.types import Clock, Reply
@@ -106,13 +106,13 @@ def _attack_group(attack: Attack, scale: float, replies: Sequence[Reply], sent: 
             return torch.from_numpy(draw.standard_normal(len(base))).to(base)
 
         deltas = attack_weights(attack, honest - base, scale, noise).expand_as(honest)
-        if attack is Attack.CLAIMS and name in GATE_FIELDS:
+        if attack is Attack.CLAIMS and name in GATE_VALUE_FIELDS:
             deltas = torch.full_like(honest, torch.inf if name == "default_gate" else -torch.inf)
         return list(_limit(name, base + deltas))
 
     fields, scalars = {}, {}
     for name in replies[0].packet.fields:
-        default = default_gate if name in GATE_FIELDS else 0.0
+        default = default_gate if name in GATE_VALUE_FIELDS else 0.0
         full = sent.field_dense(name, torch.float32, default) if name in sent.fields else torch.zeros(sent.size)
         honest = []
         for reply in replies:
@@ -141,4 +141,4 @@ def _limit(name: str, values: Tensor) -> Tensor:
     """Return the values; gates and fractions stay within their limits, since other replies are rejected."""
     if name == "gates":
         return values.clamp(0.0, 1.0)
-    return values.clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT) if name in GATE_FIELDS else values
+    return values.clamp(-LOG_ALPHA_LIMIT, LOG_ALPHA_LIMIT) if name in GATE_VALUE_FIELDS else values

@@ -10,6 +10,7 @@ from secrets import token_bytes
 from typing import Any
 
 from fedsieve.core.aggregation import Aggregator, ClientWeighting
+from fedsieve.core.packets import GATE_FIELDS
 from fedsieve.core.private_mean import GaussianMechanism
 
 SECRET_BYTES = 32
@@ -75,7 +76,7 @@ class Privacy:
                 "privacy.noise-multiplier clips and perturbs all replies, and would do so with the server's own examples; "
                 "leave out federation.server-examples"
             )
-        if self.gate_clip is not None and not any("gate" in name for name in reply_fields):
+        if self.gate_clip is not None and not GATE_FIELDS & reply_fields:
             raise ValueError("privacy.gate-clip has no effect, since this algorithm sends no gates; leave it out")
 
     def mechanism(self, cohort: int) -> GaussianMechanism | None:

@@ -11,7 +11,7 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from fedsieve.core.packets import SCALAR_NAMES, Packet
+from fedsieve.core.packets import GATE_FIELDS, SCALAR_NAMES, Packet
 from fedsieve.core.quantization import SCALED_CODINGS, Coding, QuantizedField
 from fedsieve.core.random import derive_key
 from fedsieve.core.types import Layout, Traffic
@@ -32,8 +32,6 @@ from fedsieve.wire.positions import (
 MAGIC = b"fS"
 VERSION = 1
 FIELD_NAMES = ("theta", "gates", "log_alpha", "weights", "gradient", "gate_gradient", "update", "saliency")
-GATE_TRAFFIC_FIELDS = frozenset({"gates", "log_alpha", "gate_gradient"})
-"""Fields of gates; all other fields are of weights."""
 BUFFERS_FLAG = 0x80
 """Added to the kind of a packet with buffers."""
 MAX_BUFFERS = 1 << 20
@@ -338,7 +336,7 @@ def measure_traffic(messages: Sequence[EncodedPacket]) -> Traffic:
     if not messages:
         return Traffic()
     first, count = messages[0], len(messages)
-    gates = count * sum(len(values) for name, values in first.fields.items() if name in GATE_TRAFFIC_FIELDS)
+    gates = count * sum(len(values) for name, values in first.fields.items() if name in GATE_FIELDS)
     weights = count * sum(map(len, first.fields.values())) - gates
     header, scalars = count * (len(first.header) + CHECKSUM_BYTES), count * (len(first.scalars) + len(first.buffers))
     positions = sum([len(message.positions) for message in messages])
