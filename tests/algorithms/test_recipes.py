@@ -23,7 +23,7 @@ from fedsieve.core.random import server_sampler
 from fedsieve.core.schedules import DensitySchedule, LogAlphaScaling
 from fedsieve.core.types import Clock
 from fedsieve.data.synthetic import Synthetic
-from fedsieve.deployment.config import deployment_config
+from fedsieve.deployment.deployment_config import deployment_config
 from fedsieve.experiments.config import FederationConfig, RunConfig
 from fedsieve.experiments.config_io import load_run
 from fedsieve.experiments.resolve import resolve

@@ -13,8 +13,8 @@ from fedsieve import wire
 from fedsieve.algorithms import ALGORITHMS
 from fedsieve.core.random import server_sampler
 from fedsieve.core.types import Clock
-from fedsieve.deployment import messages
-from fedsieve.deployment.config import deployment_config
+from fedsieve.deployment import flower_messages
+from fedsieve.deployment.deployment_config import deployment_config
 from fedsieve.deployment.flower import FlowerExchange, make_client_app
 from fedsieve.runtime.rounds import initial_broadcast, initial_server
 from helpers.flower import task
@@ -30,7 +30,7 @@ DEPLOYMENT = deployment_config(CONFIG, task.OBJECTIVE)
 def task_identity(monkeypatch):
     for name, value in (("task_id", 1), ("run_id", 1), ("node_id", 1)):
         monkeypatch.setattr(TaskIdentity, f"_{name}", value)
-    monkeypatch.setattr(messages, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(flower_messages, "POLL_SECONDS", 0.001)
 
 
 def announcement(client, num_examples):
@@ -61,7 +61,7 @@ class AnnouncingGrid:
 
 def claim(exchange, client, num_examples):
     """The n_k that the server uses for a reply with this claim."""
-    message = Message(RecordDict(), 100 + client, messages.TRAIN_MESSAGE)
+    message = Message(RecordDict(), 100 + client, flower_messages.TRAIN_MESSAGE)
     return exchange._num_examples(client, Message(RecordDict({"reply": announcement(client, num_examples)}), reply_to=message))
 
 
@@ -115,7 +115,7 @@ def malformed_content(chance):
         changed[chance.randrange(len(changed))] = chance.randrange(256)
     data = bytes(changed[: chance.randrange(len(changed))] if chance.random() < 0.2 else changed)
     array = Array(
-        dtype=chance.choice(["uint8", "float32"]), shape=(len(data),), stype=chance.choice([messages.PACKET_TYPE, "x"]), data=data
+        dtype=chance.choice(["uint8", "float32"]), shape=(len(data),), stype=chance.choice([flower_messages.PACKET_TYPE, "x"]), data=data
     )
     content = {"packet": ArrayRecord({chance.choice(["packet", "packet", "other"]): array}), "clock": ConfigRecord(fields)}
     if chance.random() < 0.2:
@@ -133,7 +133,7 @@ def test_malformed_broadcasts_are_refused_and_crash_no_client():
     num_refused = 0
     for _ in range(NUM_MALFORMED):
         try:
-            app(Message(RecordDict(malformed_content(chance)), 1, messages.TRAIN_MESSAGE), context)
+            app(Message(RecordDict(malformed_content(chance)), 1, flower_messages.TRAIN_MESSAGE), context)
         except wire.PacketError:
             num_refused += 1
     assert num_refused > 0.8 * NUM_MALFORMED
@@ -179,9 +179,9 @@ def test_messages_of_other_algorithms_and_changed_ones_with_a_checksum_crash_no_
         fields = clock._asdict() | ({"memory": chance.choice([0, 1, -1, "x", 2**40])} if chance.random() < 0.2 else {})
         fields |= {chance.choice(Clock._fields): chance.choice([0, 1, 2, 3, 5])} if chance.random() < 0.2 else {}
         context = Context(run_id=1, node_id=1, node_config={"partition-id": 0}, state=RecordDict(), run_config={})
-        content = {"packet": messages.to_array_record(data), "clock": ConfigRecord(fields)}
+        content = {"packet": flower_messages.to_array_record(data), "clock": ConfigRecord(fields)}
         try:
-            app(Message(RecordDict(content), 1, messages.TRAIN_MESSAGE), context)
+            app(Message(RecordDict(content), 1, flower_messages.TRAIN_MESSAGE), context)
         except wire.PacketError:
             num_refused += 1
     assert 0.2 * NUM_FORGED < num_refused < NUM_FORGED

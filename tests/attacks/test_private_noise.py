@@ -15,7 +15,7 @@ from fedsieve.core.private_mean import GaussianMechanism, private_mean
 from fedsieve.core.quantization import Coding, QuantizedField
 from fedsieve.core.random import secret_sampler, secret_words, server_sampler
 from fedsieve.core.types import Clock, ExchangeResult, Traffic
-from fedsieve.deployment.config import deployment_config
+from fedsieve.deployment.deployment_config import deployment_config
 from fedsieve.experiments.config import FederationConfig, Precision
 from fedsieve.experiments.simulation import Simulation
 from fedsieve.experiments.training import initial_state

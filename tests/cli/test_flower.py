@@ -14,7 +14,7 @@ from flwr.serverapp import ServerApp
 from fedsieve.cli.flower import parse_pairs, resume_hint
 from fedsieve.cli.main import main
 from fedsieve.core.settings import flatten
-from fedsieve.deployment.config import deployment_config
+from fedsieve.deployment.deployment_config import deployment_config
 
 
 @pytest.fixture(autouse=True)

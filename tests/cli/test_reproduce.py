@@ -13,8 +13,8 @@ from fedsieve.experiments.config import RunConfig
 from fedsieve.experiments.resolve import resolve
 from fedsieve.report import paper, tables
 from fedsieve.studies.catalog import PAPER_STUDIES, STUDIES
+from fedsieve.studies.compute import list_jobs
 from fedsieve.studies.registry import BUILDERS, TUNED_STUDIES
-from fedsieve.studies.runner import list_jobs
 from fedsieve.studies.scale import SCALES, ScaleName
 from helpers.rows import cells, row
 

@@ -9,7 +9,7 @@ import zlib
 import numpy as np
 import pytest
 
-from fedsieve.data import builtin, cifar10, heart, mnist, png
+from fedsieve.data import builtin, cifar10, heart, mnist, png_decoder
 from fedsieve.data.builtin import BuiltinFiles, FeatureScaling, HeartFiles
 from fedsieve.data.downloads import DataError
 from fedsieve.data.federated_dataset import PartitionSpec
@@ -159,7 +159,7 @@ def png_bytes(pixels, filters):
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     compressed = zlib.compress(lines)
     chunks = [(b"IHDR", header), (b"IDAT", compressed[:20]), (b"IDAT", compressed[20:]), (b"IEND", b"")]
-    return png.SIGNATURE + b"".join(
+    return png_decoder.SIGNATURE + b"".join(
         struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
     )
 
@@ -245,9 +245,9 @@ def test_a_damaged_batch_raises_an_error(tmp_path, content, text):
 def test_every_png_filter_is_undone(tmp_path):
     pixels = RNG.integers(0, 256, (12, 9, 3), dtype=np.uint8)
     (tmp_path / "a.png").write_bytes(png_bytes(pixels, [0, 1, 2, 3, 4, 4, 3, 2, 1, 0, 4, 1]))
-    assert np.array_equal(png.read_png(tmp_path / "a.png"), pixels)
+    assert np.array_equal(png_decoder.read_png(tmp_path / "a.png"), pixels)
     (tmp_path / "first.png").write_bytes(png_bytes(pixels[:1], [4]))
-    assert np.array_equal(png.read_png(tmp_path / "first.png"), pixels[:1])
+    assert np.array_equal(png_decoder.read_png(tmp_path / "first.png"), pixels[:1])
 
 
 @pytest.mark.parametrize(
@@ -263,4 +263,4 @@ def test_a_damaged_png_raises_an_error(tmp_path, change, text):
     pixels = RNG.integers(0, 256, (3, 5, 3), dtype=np.uint8)
     (tmp_path / "a.png").write_bytes(change(png_bytes(pixels, [0, 1, 2])))
     with pytest.raises(DataError, match=text):
-        png.read_png(tmp_path / "a.png")
+        png_decoder.read_png(tmp_path / "a.png")

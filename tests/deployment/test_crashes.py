@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fedsieve.deployment.flower_messages import FLOWER_ERRORS
 from fedsieve.deployment.local_cluster import parse_json
-from fedsieve.deployment.messages import FLOWER_ERRORS
 from helpers.flower import (
     APP,
     CLIENTS,

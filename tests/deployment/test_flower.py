@@ -14,9 +14,10 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedsieve import wire
 from fedsieve.core.random import server_sampler
 from fedsieve.core.types import Clock
-from fedsieve.deployment import flower, messages
-from fedsieve.deployment.config import deployment_config
+from fedsieve.deployment import flower, flower_messages
+from fedsieve.deployment.deployment_config import deployment_config
 from fedsieve.deployment.flower import FlowerExchange, QuorumError, make_client_app
+from fedsieve.deployment.flower_messages import ANNOUNCE_MESSAGE, TRAIN_MESSAGE
 from fedsieve.deployment.server import deployed_model, run_server
 from fedsieve.models.sparse_model import read_model, to_safetensors
 from fedsieve.runtime.batched import BatchedEngine
@@ -34,7 +35,7 @@ def task_identity(monkeypatch):
     """Flower's messages belong to a task of a run; outside Flower's runtime the test sets it."""
     for name, value in (("task_id", 1), ("run_id", 1), ("node_id", 1)):
         monkeypatch.setattr(TaskIdentity, f"_{name}", value)
-    monkeypatch.setattr(messages, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(flower_messages, "POLL_SECONDS", 0.001)
 
 
 class InMemoryGrid(Grid):
@@ -85,7 +86,7 @@ def corrupt_node(client, change):
 
     def run(message):
         reply = honest(message)
-        return reply if message.metadata.message_type == messages.ANNOUNCE_MESSAGE else change(reply)
+        return reply if message.metadata.message_type == ANNOUNCE_MESSAGE else change(reply)
 
     return run
 
@@ -180,7 +181,7 @@ def test_nodes_announce_their_client_once_and_replies_are_in_client_order():
     assert exchange.wait_for_clients() == [0, 1, 2]
     for _ in range(2):
         assert [reply.client for reply in run_exchange(deployment, exchange).replies] == [0, 1, 2]
-    assert sorted(message_type for _, message_type in exchange.grid.asked) == [messages.ANNOUNCE_MESSAGE] * 3 + [messages.TRAIN_MESSAGE] * 6
+    assert sorted(message_type for _, message_type in exchange.grid.asked) == [ANNOUNCE_MESSAGE] * 3 + [TRAIN_MESSAGE] * 6
 
 
 def test_a_node_that_returns_with_its_key_serves_its_client_again():
@@ -205,7 +206,7 @@ def test_a_second_node_that_claims_a_client_is_refused_and_the_first_is_asked(is
     assert [reply.client for reply in run_exchange(deployment, exchange).replies] == [0, 1, 2]
     assert exchange.directory.node_of(1) == 101
     assert "node 500: client 1 belongs to node 101" in exchange.directory.errors()
-    assert exchange.grid.asked.count((500, messages.TRAIN_MESSAGE)) == 0
+    assert exchange.grid.asked.count((500, TRAIN_MESSAGE)) == 0
 
 
 @pytest.mark.parametrize(("name", "is_accepted"), [("client-1", False), ("client-12", False), ("client-0", True), ("Lyon", True)])
@@ -247,7 +248,7 @@ def test_bad_replies_do_not_count_for_the_quorum_that_ends_a_round():
 
         def pull_messages(identifiers):
             calls.append(1)
-            return pull(identifiers) if len(calls) > 100 or grid.asked[int(identifiers[0]) - 1] != (100, messages.TRAIN_MESSAGE) else []
+            return pull(identifiers) if len(calls) > 100 or grid.asked[int(identifiers[0]) - 1] != (100, TRAIN_MESSAGE) else []
 
         grid.pull_messages = pull_messages
 
@@ -315,7 +316,7 @@ def test_a_run_starts_without_some_nodes_if_there_is_a_quorum():
 
 
 def test_nodes_that_appear_after_the_time_limit_are_not_asked(monkeypatch):
-    monkeypatch.setattr(messages, "POLL_SECONDS", 0.6)  # longer than start-seconds
+    monkeypatch.setattr(flower_messages, "POLL_SECONDS", 0.6)  # longer than start-seconds
     _, exchange = build_exchange({})
     new_ids = iter(range(1000, 2000))
 
@@ -326,7 +327,7 @@ def test_nodes_that_appear_after_the_time_limit_are_not_asked(monkeypatch):
     exchange.grid.get_node_ids = add_node
     with pytest.raises(QuorumError, match="0 of 3 clients have a node"):
         exchange.wait_for_clients()
-    assert exchange.grid.asked == [(1000, messages.ANNOUNCE_MESSAGE)]
+    assert exchange.grid.asked == [(1000, ANNOUNCE_MESSAGE)]
 
 
 def test_a_client_without_examples_is_never_sampled():
@@ -342,7 +343,7 @@ def test_below_the_quorum_clients_without_reply_are_asked_again():
 
     def reply_to_the_second_request(message):
         calls.append(message.metadata.message_type)
-        return None if calls.count(messages.TRAIN_MESSAGE) == 1 and calls[-1] == messages.TRAIN_MESSAGE else honest_node(1)(message)
+        return None if calls.count(TRAIN_MESSAGE) == 1 and calls[-1] == TRAIN_MESSAGE else honest_node(1)(message)
 
     deployment, exchange = build_exchange(honest_nodes() | {101: reply_to_the_second_request}, quorum=1.0)
     exchange.wait_for_clients()
@@ -437,7 +438,7 @@ def test_a_node_without_partition_id_is_refused():
     for config in ({}, {"partition-id": "0"}):
         context = Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={})
         with pytest.raises(ValueError, match="partition-id"):
-            app(Message(RecordDict(), 1, messages.ANNOUNCE_MESSAGE), context)
+            app(Message(RecordDict(), 1, ANNOUNCE_MESSAGE), context)
 
 
 def test_flower_overhead_is_the_message_size_without_the_packet():
@@ -446,9 +447,9 @@ def test_flower_overhead_is_the_message_size_without_the_packet():
     before = exchange.flower_overhead_down
     result = run_exchange(deployment, exchange)
     content = RecordDict(
-        {"packet": messages.to_array_record(b"x" * (result.downlink.total // 3)), "clock": ConfigRecord(Clock(1, 2)._asdict())}
+        {"packet": flower_messages.to_array_record(b"x" * (result.downlink.total // 3)), "clock": ConfigRecord(Clock(1, 2)._asdict())}
     )
-    whole = messages.serialized_size(Message(content, 100, messages.TRAIN_MESSAGE, ttl=0.2, group_id="2"))
+    whole = flower_messages.serialized_size(Message(content, 100, TRAIN_MESSAGE, ttl=0.2, group_id="2"))
     assert abs(exchange.flower_overhead_down - before - 3 * (whole - result.downlink.total // 3)) < 3 * 40
 
 
@@ -533,7 +534,7 @@ def test_a_client_that_is_asked_again_gives_the_same_reply(method, tmp_path):
     def lose_every_third_reply(message):
         reply = honest(message)
         calls.append(message.metadata.message_type)
-        return None if calls.count(messages.TRAIN_MESSAGE) % 3 == 2 and calls[-1] == messages.TRAIN_MESSAGE else reply
+        return None if calls.count(TRAIN_MESSAGE) % 3 == 2 and calls[-1] == TRAIN_MESSAGE else reply
 
     honest, nodes[101] = nodes[101], lose_every_third_reply
     model, rows, _ = run_remembering(method, tmp_path, nodes, quorum=1.0, retries=3, round_seconds=0.05)

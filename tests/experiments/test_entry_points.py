@@ -6,7 +6,7 @@ import torch
 
 from fedsieve.algorithms import ALGORITHMS
 from fedsieve.data.user_files import UserFiles
-from fedsieve.deployment.config import deployment_config
+from fedsieve.deployment.deployment_config import deployment_config
 from fedsieve.estimators import SparseFederatedRegressor
 from fedsieve.experiments import fit_arguments
 from fedsieve.experiments.config import RunConfig

@@ -20,7 +20,7 @@ from fedsieve.core.types import Clock, Layout
 from fedsieve.flower import SparseStrategy, sparse_mod
 from fedsieve.flower.array_layout import ArrayLayout, to_numpy
 from fedsieve.flower.black_box import OFFERED, _trained_client, build_algorithm
-from fedsieve.flower.messages import SPARSE_KEY, bytes_record
+from fedsieve.flower.sparse_messages import SPARSE_KEY, bytes_record
 from helpers.flower_app import ProcessGrid
 
 NODES, ROUNDS = 3, 3

@@ -19,9 +19,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedsieve.deployment.config import deployment_config
+from fedsieve.deployment.deployment_config import deployment_config
+from fedsieve.deployment.flower_messages import FLOWER_ERRORS
 from fedsieve.deployment.local_cluster import CONNECTION, LocalCluster
-from fedsieve.deployment.messages import FLOWER_ERRORS
 from fedsieve.deployment.server import deployed_model
 from fedsieve.models.sparse_model import to_safetensors
 from fedsieve.runtime.batched import BatchedEngine

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,21 @@ OUTSIDE = {
     "wire": {"torch", "numpy"},
     "storage": {"torch", "numpy", "safetensors"},
 }
+
+SHARED_NAMES = {
+    "ablation": "a study and its figures",
+    "compare": "the comparison over seeds and its command",
+    "equal_bytes": "a study and its figures",
+    "flower": "deployments on Flower and their command",
+    "gossip": "rounds without a server and what a node does in them",
+    "linear": "linear models and their kernels",
+    "paper": "the paper: its study, its figures and its numbers",
+    "published_tables": "tables of others: the study, its figures and the published numbers",
+    "rivals": "a study and its figures",
+    "robustness": "a study and its figures",
+    "topologies": "a study and its figures",
+}
+"""Names that several modules have, and the subject that these modules share."""
 
 
 def modules(part):
@@ -72,6 +88,11 @@ def test_every_folder_has_a_layer_and_the_root_at_most_six_modules():
     assert len(list(SOURCE.glob("*.py"))) <= 6
 
 
+def test_only_modules_on_one_subject_share_a_name():
+    names = Counter(path.name for path in SOURCE.rglob("*.py") if path.name != "__init__.py")
+    assert {name.removesuffix(".py") for name, count in names.items() if count > 1} == set(SHARED_NAMES)
+
+
 def test_no_two_modules_import_each_other():
     """Imports inside functions count too: a cycle stays a cycle."""
     graph = {}
@@ -107,8 +128,8 @@ def test_only_five_files_and_the_drop_in_import_flwr():
     apps = [path for path in importing if "template/" in path]  # belongs to the user
     assert [path for path in sorted(set(importing) - set(apps)) if not path.startswith("flower/")] == [
         "deployment/flower.py",
-        "deployment/messages.py",
-        "deployment/nodes.py",
+        "deployment/flower_messages.py",
+        "deployment/node_directory.py",
         "deployment/superexec.py",
         "deployment/superlink.py",
     ]

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 SUBMODULES = {
     "fedsieve.algorithms.sieve": {"Sieve"},
     "fedsieve.data.partition": {"partition_by_label"},
-    "fedsieve.deployment.config": {"DeploymentConfig", "deployment_config"},
+    "fedsieve.deployment.deployment_config": {"DeploymentConfig", "deployment_config"},
     "fedsieve.deployment.flower": {"make_client_app", "make_server_app"},
     "fedsieve.deployment.server": {"run_server"},
     "fedsieve.flower": {"SparseStrategy", "sparse_mod"},

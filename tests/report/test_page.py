@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedsieve.cli.main import main
-from fedsieve.report.html import page, png
+from fedsieve.report.html import page, png_encoder
 from fedsieve.report.html.overview import pareto_front
 from fedsieve.report.html.run_record import find_runs, read_run
 from fedsieve.report.html.supports import pairwise_iou
@@ -305,11 +305,11 @@ def test_a_picture_is_a_png_another_library_reads(tmp_path):
     from matplotlib import image
 
     matrix = np.array([[0.0, 1.0, -1.0], [0.5, 0.0, 0.0]])
-    (tmp_path / "p.png").write_bytes(b64decode(png.signed_png(matrix).split(",")[1]))
+    (tmp_path / "p.png").write_bytes(b64decode(png_encoder.signed_png(matrix).split(",")[1]))
     read = image.imread(tmp_path / "p.png")
     assert read.shape == (2, 3, 4)
     assert ((read[..., 3] > 0) == (matrix != 0)).all()
-    assert np.allclose(read[0, 1, :3] * 255, png.POSITIVE) and np.allclose(read[0, 2, :3] * 255, png.NEGATIVE)
+    assert np.allclose(read[0, 1, :3] * 255, png_encoder.POSITIVE) and np.allclose(read[0, 2, :3] * 255, png_encoder.NEGATIVE)
 
 
 def test_a_study_has_a_page_with_its_table_its_figures_and_its_claims(tmp_path):

@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 
 from fedsieve.data.partition import Partition
-from fedsieve.experiments.cluster import require_cluster
+from fedsieve.experiments.cluster_rules import require_cluster
 from fedsieve.experiments.config import ByteCounting, Engine, FederationConfig, Precision
 from fedsieve.experiments.simulation import Simulation
-from fedsieve.experiments.topology import TopologyConfig
+from fedsieve.experiments.topology_config import TopologyConfig
 from fedsieve.experiments.training import compare_with_ranks, follow_run, run_rounds
 from fedsieve.runtime.attacks import Attack
 from fedsieve.runtime.evaluation import RunState

@@ -12,7 +12,7 @@ from fedsieve.core.types import Clock
 from fedsieve.data.partition import Partition
 from fedsieve.experiments.config import FederationConfig, Precision
 from fedsieve.experiments.simulation import Simulation
-from fedsieve.experiments.topology import TopologyConfig
+from fedsieve.experiments.topology_config import TopologyConfig
 from fedsieve.experiments.training import run_rounds
 from fedsieve.runtime.evaluation import RunState
 from fedsieve.runtime.failures import Failures

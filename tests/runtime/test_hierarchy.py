@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedsieve.experiments.config import FederationConfig, Precision
-from fedsieve.experiments.topology import TopologyConfig
+from fedsieve.experiments.topology_config import TopologyConfig
 from fedsieve.runtime.hierarchy import BUNDLE_ENTRY_BYTES
 from helpers.runs import small_run, train_run
 

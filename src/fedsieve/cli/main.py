@@ -10,8 +10,8 @@ from typing import Any, Literal
 from cyclopts import App, CycloptsError, Parameter
 
 from fedsieve import __version__
-from fedsieve.cli.cluster import is_rank, run_rank
 from fedsieve.cli.options import convert_tokens, merge_config_files, parse_words
+from fedsieve.cli.torchrun import is_rank, run_rank
 from fedsieve.cli.welcome import welcome_text
 from fedsieve.formatting import PlainConsole
 

@@ -245,7 +245,7 @@ def print_model(path: Path, model: SparseModel, layers: TableData, strongest: Ta
 
 def draw(model: SparseModel, path: Path) -> None:
     """Draw the model; raises ModelError if the file cannot be written."""
-    from fedsieve.report.figures.model import draw_model
+    from fedsieve.report.figures.model_picture import draw_model
 
     try:
         draw_model(model, path)

@@ -67,8 +67,8 @@ def reproduce(
 
 def compute(name: str, folder: Path, scale: ScaleName, workers: Workers, *, quiet: bool) -> int:
     """Compute the rows of a study and return the number of failed runs; diverged runs do not count."""
+    from fedsieve.studies.compute import compute_study
     from fedsieve.studies.registry import BUILDERS, TUNED_STUDIES
-    from fedsieve.studies.runner import compute_study
 
     if name in TUNED_STUDIES:
         build_tuning, select_options, build = TUNED_STUDIES[name]

@@ -16,7 +16,7 @@ from fedsieve.cli.console import show_result
 from fedsieve.cli.help import documented_command
 from fedsieve.core.settings import build_settings, field_types, parse_settings
 from fedsieve.experiments import runner, training
-from fedsieve.experiments.cluster import require_cluster
+from fedsieve.experiments.cluster_rules import require_cluster
 from fedsieve.experiments.config import RunConfig
 from fedsieve.experiments.config_io import build_config, parse_names, section_classes, setting_types
 from fedsieve.experiments.resolve import ResolvedRun, resolve

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from fedsieve.data.downloads import DataError, DataFile, find_file
-from fedsieve.data.png import read_png
+from fedsieve.data.png_decoder import read_png
 
 Images = UInt8[np.ndarray, "_n 3 32 32"]
 Labels = UInt8[np.ndarray, " _n"]

@@ -15,8 +15,8 @@ from flwr.serverapp import Grid, ServerApp
 from fedsieve import wire
 from fedsieve.core.packets import Packet
 from fedsieve.core.types import NO_MEMORIES, ClientMemories, ClientMemory, Clock, ExchangeResult, Reply, Traffic
-from fedsieve.deployment.config import DeploymentConfig
-from fedsieve.deployment.messages import (
+from fedsieve.deployment.deployment_config import DeploymentConfig
+from fedsieve.deployment.flower_messages import (
     MEMORY_KEY,
     PACKET_TYPE,
     TRAIN_MESSAGE,
@@ -32,7 +32,7 @@ from fedsieve.deployment.messages import (
     to_array_record,
     to_memory_record,
 )
-from fedsieve.deployment.nodes import NodeDirectory
+from fedsieve.deployment.node_directory import NodeDirectory
 from fedsieve.runtime.buffers import num_buffer_values
 from fedsieve.runtime.client_memory import choose_messages
 from fedsieve.runtime.loop import LoopEngine

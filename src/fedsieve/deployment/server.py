@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsieve.deployment.config import DeploymentConfig
+from fedsieve.deployment.deployment_config import DeploymentConfig
 from fedsieve.deployment.flower import FlowerExchange, QuorumError
 from fedsieve.experiments.run_info import layout_info
 from fedsieve.formatting import escape_controls

@@ -10,7 +10,7 @@ from typing import Any
 from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.core.aggregation import Aggregator, ClientWeighting
 from fedsieve.data.partition import Partition
-from fedsieve.experiments.topology import TopologyConfig
+from fedsieve.experiments.topology_config import TopologyConfig
 from fedsieve.objectives.module import GateGranularity
 from fedsieve.runtime.cores import Workers, require_workers
 from fedsieve.runtime.failures import Failures

@@ -12,7 +12,7 @@ from fedsieve.core.settings import ALGORITHM_KEY, build_settings, field_types, f
 from fedsieve.experiments.config import SECTIONS, FederationConfig, RunConfig
 from fedsieve.experiments.resolve import ResolvedRun, resolve
 from fedsieve.experiments.tasks import TASKS
-from fedsieve.experiments.topology import TopologyConfig
+from fedsieve.experiments.topology_config import TopologyConfig
 from fedsieve.models.factory import require_trust
 from fedsieve.runtime.failures import Failures
 from fedsieve.runtime.privacy import Privacy

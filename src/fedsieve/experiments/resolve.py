@@ -25,7 +25,7 @@ from fedsieve.core.settings import field_types, parse_settings
 from fedsieve.data.partition import Partition
 from fedsieve.experiments.config import SECTIONS, ByteCounting, CentralizedSteps, EvaluationSplit, FederationConfig, Precision, RunConfig
 from fedsieve.experiments.tasks import TASKS, Task, default_options, get_task
-from fedsieve.experiments.topology import STAR, TopologyConfig
+from fedsieve.experiments.topology_config import STAR, TopologyConfig
 from fedsieve.objectives.linear import Linear
 from fedsieve.objectives.losses import Loss
 from fedsieve.objectives.module import GateGranularity, Module

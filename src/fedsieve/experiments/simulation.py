@@ -21,7 +21,7 @@ from fedsieve.data.standardization import Standardizer
 from fedsieve.data.user_files import UserFiles
 from fedsieve.experiments.config import ByteCounting, EvaluationSplit
 from fedsieve.experiments.resolve import ResolvedRun
-from fedsieve.experiments.topology import STAR
+from fedsieve.experiments.topology_config import STAR
 from fedsieve.models.build import build_model
 from fedsieve.models.initial_weights import load_initial_weights
 from fedsieve.models.sparse_model import SparseModel

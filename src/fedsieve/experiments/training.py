@@ -13,7 +13,7 @@ from fedsieve.core.random import derive_key
 from fedsieve.experiments.resolve import ResolvedRun
 from fedsieve.experiments.run_info import describe_run
 from fedsieve.experiments.simulation import Simulation
-from fedsieve.experiments.topology import TREE
+from fedsieve.experiments.topology_config import TREE
 from fedsieve.models.initial_weights import load_initial_weights
 from fedsieve.runtime.buffers import buffer_state
 from fedsieve.runtime.cluster import ClusterExchange

@@ -9,10 +9,10 @@ from fedsieve import wire
 from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.core.random import client_sampler
 from fedsieve.core.types import ClientMemory
-from fedsieve.deployment.messages import MEMORY_KEY, load_memories, to_memory_record
+from fedsieve.deployment.flower_messages import MEMORY_KEY, load_memories, to_memory_record
 from fedsieve.flower.array_layout import to_numpy
 from fedsieve.flower.black_box import make_reply, received_weights
-from fedsieve.flower.messages import (
+from fedsieve.flower.sparse_messages import (
     SPARSE_KEY,
     Broadcast,
     bytes_record,

@@ -26,7 +26,7 @@ from fedsieve.core.settings import parse_value
 from fedsieve.core.types import Clock, ExchangeResult, Reply, Traffic
 from fedsieve.flower import black_box
 from fedsieve.flower.array_layout import ArrayLayout, to_numpy
-from fedsieve.flower.messages import (
+from fedsieve.flower.sparse_messages import (
     Broadcast,
     RunSettings,
     model_packet,

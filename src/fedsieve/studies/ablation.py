@@ -7,8 +7,8 @@ from typing import Any
 from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.core.constraint import DualUpdate
 from fedsieve.studies import equal_bytes, paper
+from fedsieve.studies.compute import Condition, Study
 from fedsieve.studies.results import DEFAULT_VARIANT, REFERENCE_ALGORITHM
-from fedsieve.studies.runner import Condition, Study
 from fedsieve.studies.scale import Scale
 
 VARIANTS: dict[str, dict[str, Any]] = {

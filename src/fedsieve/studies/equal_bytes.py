@@ -13,8 +13,8 @@ from fedsieve.data.partition import Partition
 from fedsieve.experiments.config import ByteCounting, FederationConfig, RunConfig
 from fedsieve.experiments.resolve import resolve
 from fedsieve.studies import paper, results, tuning
+from fedsieve.studies.compute import Condition, Study
 from fedsieve.studies.results import DENSE_ALGORITHMS, REFERENCE_ALGORITHM, Row
-from fedsieve.studies.runner import Condition, Study
 from fedsieve.studies.scale import Scale
 
 ALGORITHM_NAMES = (

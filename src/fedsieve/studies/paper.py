@@ -15,6 +15,7 @@ from fedsieve.data.synthetic import Shift, Synthetic
 from fedsieve.experiments.config import ByteCounting, FederationConfig, RunConfig
 from fedsieve.experiments.tasks import TASKS, default_options
 from fedsieve.studies.catalog import STUDIES
+from fedsieve.studies.compute import Condition, Study
 from fedsieve.studies.results import (
     CENTRAL,
     IID,
@@ -26,7 +27,6 @@ from fedsieve.studies.results import (
     TUNED,
     UNCONSTRAINED,
 )
-from fedsieve.studies.runner import Condition, Study
 from fedsieve.studies.scale import Scale, ScaleName
 
 SYNTHETIC_TASKS = ("lr", "lg", "mc")

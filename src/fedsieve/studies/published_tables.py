@@ -12,8 +12,8 @@ from fedsieve.core.schedules import DensitySchedule
 from fedsieve.data.builtin import BuiltinFiles, FeatureScaling, HeartFiles, Source
 from fedsieve.experiments.config import ByteCounting, FederationConfig, RunConfig
 from fedsieve.studies import paper
+from fedsieve.studies.compute import Condition, Study
 from fedsieve.studies.results import OURS, REFERENCE_ALGORITHM, THEIRS
-from fedsieve.studies.runner import Condition, Study
 from fedsieve.studies.scale import Scale
 
 HETEROFL_DENSITY = 0.14843

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from fedsieve.studies import ablation, constraint, equal_bytes, paper, published_tables, rivals, robustness, topologies
+from fedsieve.studies import ablation, constraint_study, equal_bytes, paper, published_tables, rivals, robustness, topologies
 from fedsieve.studies.catalog import STUDIES
-from fedsieve.studies.runner import Study
+from fedsieve.studies.compute import Study
 from fedsieve.studies.scale import Scale
 
 BUILDERS: dict[str, Callable[[Scale], Study]] = {
@@ -20,7 +20,7 @@ BUILDERS: dict[str, Callable[[Scale], Study]] = {
     "heterogeneity": paper.heterogeneity_study,
     "communication": paper.communication_study,
     "starts": paper.starts_study,
-    "constraint": constraint.constraint_study,
+    "constraint": constraint_study.constraint_study,
     "robustness": robustness.robustness_study,
     "ablation": ablation.ablation_study,
     "tables": published_tables.tables_study,

@@ -14,8 +14,8 @@ import numpy as np
 from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.experiments.config import RunConfig
 from fedsieve.studies import equal_bytes, paper, results, tuning
+from fedsieve.studies.compute import Condition, Study
 from fedsieve.studies.results import DENSE_MODEL, REFERENCE_ALGORITHM, SPARSE_MODEL, Row
-from fedsieve.studies.runner import Condition, Study
 from fedsieve.studies.scale import Scale, ScaleName
 
 ALGORITHM_NAMES = (

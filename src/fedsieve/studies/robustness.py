@@ -12,8 +12,8 @@ from fedsieve.experiments.config import ByteCounting, FederationConfig
 from fedsieve.runtime.attacks import Attack
 from fedsieve.runtime.failures import Failures
 from fedsieve.studies import paper
+from fedsieve.studies.compute import Condition, Study
 from fedsieve.studies.results import NO_ATTACK
-from fedsieve.studies.runner import Condition, Study
 from fedsieve.studies.scale import Scale, ScaleName
 
 ALGORITHM_NAMES = ("sieve", "flops-pa", "fed-iter-ht", "fed-avg")

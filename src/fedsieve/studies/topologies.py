@@ -5,11 +5,11 @@ from functools import partial
 from fedsieve.data.partition import Partition
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import ByteCounting, FederationConfig
-from fedsieve.experiments.topology import STAR, TopologyConfig
+from fedsieve.experiments.topology_config import STAR, TopologyConfig
 from fedsieve.runtime.failures import Failures
 from fedsieve.studies import paper
+from fedsieve.studies.compute import Condition, Study
 from fedsieve.studies.results import REFERENCE_ALGORITHM
-from fedsieve.studies.runner import Condition, Study
 from fedsieve.studies.scale import Scale
 
 ONE_PEER, CHURN = "exponential, one-peer", "exponential, one-peer, 10 % absent"

@@ -19,8 +19,8 @@ from fedsieve.experiments.config import EvaluationSplit, RunConfig
 from fedsieve.experiments.resolve import ResolvedRun, resolve
 from fedsieve.storage import run_directory
 from fedsieve.studies import results
+from fedsieve.studies.compute import Condition, Study, compute_study
 from fedsieve.studies.results import Row
-from fedsieve.studies.runner import Condition, Study, compute_study
 
 CHOSEN_OPTIONS_FILE = "chosen.json"
 LEARNING_RATE_FACTORS = (0.5, 2.0, 0.25, 4.0, 0.125)

@@ -5,8 +5,8 @@ from collections import Counter
 import numpy as np
 
 from fedsieve.formatting import format_number
-from fedsieve.report.html import png
 from fedsieve.report.html.elements import Html, PageLimits, TableData, element, figure, figure_grid, section
+from fedsieve.report.html.png_encoder import heatmap_png
 from fedsieve.report.html.run_record import RunRecord
 from fedsieve.report.html.svg import Axes, column_chart, curve_figure, image_chart
 
@@ -79,7 +79,7 @@ def label_figure(labels: np.ndarray, order: list[int], limits: PageLimits) -> Ht
     """Return the fraction of each label in a client's examples."""
     fractions = labels / labels.sum(1, keepdims=True).clip(1)
     axes = ("client, largest first", 0, len(fractions)), ("label", 0, labels.shape[1])
-    chart = image_chart(png.heatmap_png(fractions.T[::-1]), *axes, "fraction of each label in the examples of each client")
+    chart = image_chart(heatmap_png(fractions.T[::-1]), *axes, "fraction of each label in the examples of each client")
     rows = [(client, *map(int, counts)) for client, counts in zip(order, labels, strict=True)]
     numbers = TableData("Examples of each label", ["client", *(f"label {i}" for i in range(labels.shape[1]))], rows)
     return figure("Labels of each client", "Dark: none of a client's examples; bright yellow: all of them.", chart, numbers, limits)

@@ -9,7 +9,7 @@ from fedsieve.formatting import format_bytes, format_number
 from fedsieve.report.html.elements import Cell, Html, PageLimits, TableData, element, figure, figure_grid, html_table, section
 from fedsieve.report.html.run_record import RunRecord
 from fedsieve.report.html.svg import Axes, Line, line_chart
-from fedsieve.report.html.training import METRIC_LABELS
+from fedsieve.report.html.training_charts import METRIC_LABELS
 
 Settings = dict[str, Any]
 

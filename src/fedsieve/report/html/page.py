@@ -12,7 +12,7 @@ from string import Template
 from typing import Any
 
 import fedsieve
-from fedsieve.report.html import clients, nodes, overview, supports, training
+from fedsieve.report.html import clients, gossip_nodes, overview, supports, training_charts
 from fedsieve.report.html.elements import Html, PageLimits, element
 from fedsieve.report.html.run_record import RunRecord, find_runs, read_comparison, read_run
 from fedsieve.storage import run_directory
@@ -71,17 +71,17 @@ def render_run(run: RunRecord, limits: PageLimits) -> Html:
     copy = run.folder.with_name(run.folder.name + "-again")
     command = f"fedsieve train --config {shlex.quote(str(run.folder / run_directory.CONFIG))} --out {shlex.quote(str(copy))}"
     parts = (
-        training.headline_section(run),
-        training.quality_section(run, limits),
-        nodes.nodes_section(run, limits),
-        training.density_section(run, limits),
-        training.traffic_section(run, limits),
+        training_charts.headline_section(run),
+        training_charts.quality_section(run, limits),
+        gossip_nodes.nodes_section(run, limits),
+        training_charts.density_section(run, limits),
+        training_charts.traffic_section(run, limits),
         supports.stability_section(run, limits),
         supports.recovery_section(run, limits),
         supports.kept_weights_section(run, limits),
         clients.clients_section(run, limits),
         clients.privacy_section(run, limits),
-        training.reproduction_section(run, run_directory.to_toml(run.config), command),
+        training_charts.reproduction_section(run, run_directory.to_toml(run.config), command),
     )
     return Html("".join(part for part in parts if part))
 

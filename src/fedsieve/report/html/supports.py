@@ -6,8 +6,8 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from fedsieve.models.sparse_model import SparseModel
-from fedsieve.report.html import png
 from fedsieve.report.html.elements import Html, PageLimits, TableData, downsample, element, figure, figure_grid, html_table, section
+from fedsieve.report.html.png_encoder import heatmap_png, signed_png
 from fedsieve.report.html.run_record import RunRecord
 from fedsieve.report.html.svg import Axes, column_chart, curve_figure, image_chart
 
@@ -35,7 +35,7 @@ def overlap_figure(run: RunRecord, limits: PageLimits) -> Html:
     stable_from = next((rounds[i] + 1 for i in range(len(rounds)) if (iou[i:, -1] == 1).all()), rounds[-1] + 1)
     description = f"Dark: no overlap (0); bright yellow: the same support (1). The support does not change after round {stable_from}."
     last = len(run.supports)
-    chart = image_chart(png.heatmap_png(iou[::-1]), ("round", 1, last), ("round", 1, last), "overlap of the supports of every two rounds")
+    chart = image_chart(heatmap_png(iou[::-1]), ("round", 1, last), ("round", 1, last), "overlap of the supports of every two rounds")
     rows = [(rounds[i] + 1, before[i], float(iou[i, -1])) for i in range(len(rounds))]
     numbers = TableData("Overlap of supports (IoU)", ["round", "with the previous row", "with the last row"], rows)
     return figure("Overlap of supports", description, chart, numbers, limits)
@@ -189,7 +189,7 @@ def mask_figure(run: RunRecord, layout: dict, indices: np.ndarray, values: np.nd
     matrix[indices] = values
     matrix = matrix[part["start"] : part["stop"]].reshape(part["shape"])
     counts = [int((row != 0).sum()) for row in matrix]
-    images = [png.signed_png(row.reshape(IMAGE_SHAPES[run.task])) for row in matrix]
+    images = [signed_png(row.reshape(IMAGE_SHAPES[run.task])) for row in matrix]
     alt_texts = [f"class {i}: {counts[i]} of {row.size} pixels kept" for i, row in enumerate(matrix)]
     cells = [
         element("div", Html(f'<img src="{image}" alt="{alt_text}"/>'), element("span", f"class {i}"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsieve import wire
-from fedsieve.deployment.config import deployment_config
+from fedsieve.deployment.deployment_config import deployment_config
 from fedsieve.objectives.linear import Linear, Loss
 
 OBJECTIVE = Linear(loss=Loss.SQUARED, num_features=40)

@@ -3,7 +3,7 @@
 from flwr.app import Context
 
 from app.task import OBJECTIVE, load_examples
-from fedsieve.deployment.config import deployment_config
+from fedsieve.deployment.deployment_config import deployment_config
 from fedsieve.deployment.flower import make_client_app
 from fedsieve.runtime.loop import LoopEngine
 

@@ -3,7 +3,7 @@
 from flwr.app import Context
 
 from app.task import OBJECTIVE, evaluate
-from fedsieve.deployment.config import DeploymentConfig, deployment_config
+from fedsieve.deployment.deployment_config import DeploymentConfig, deployment_config
 from fedsieve.deployment.flower import make_server_app
 from fedsieve.deployment.server import run_server
 

@@ -11,7 +11,7 @@ from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.algorithms.defaults import NETWORK_DEFAULTS
 from fedsieve.core.aggregation import Aggregator, ClientWeighting
 from fedsieve.core.optimizers import StepRule
-from fedsieve.deployment.config import deployment_config, setting_types
+from fedsieve.deployment.deployment_config import deployment_config, setting_types
 from fedsieve.experiments.config import RunConfig
 from fedsieve.experiments.resolve import resolve
 from fedsieve.objectives.linear import Linear, Loss

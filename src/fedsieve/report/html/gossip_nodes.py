@@ -4,7 +4,7 @@ from fedsieve.formatting import format_bytes, format_number
 from fedsieve.report.html.elements import Html, PageLimits, figure_grid, section
 from fedsieve.report.html.run_record import RunRecord
 from fedsieve.report.html.svg import Axes, curve_figure
-from fedsieve.report.html.training import METRIC_LABELS
+from fedsieve.report.html.training_charts import METRIC_LABELS
 
 
 def nodes_section(run: RunRecord, limits: PageLimits) -> Html | None:

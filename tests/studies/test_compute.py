@@ -8,8 +8,8 @@ import pytest
 from fedsieve.core.optimizers import StepRule
 from fedsieve.data.synthetic import Synthetic
 from fedsieve.experiments.config import FederationConfig, RunConfig
-from fedsieve.studies import results, runner
-from fedsieve.studies.runner import Condition, Study, compute_study
+from fedsieve.studies import compute, results
+from fedsieve.studies.compute import Condition, Study, compute_study
 from helpers.algorithms import make_algorithm
 
 pytestmark = pytest.mark.usefixtures("few_test_rows")
@@ -38,13 +38,13 @@ def cell(method, *, trace=False, label=None, **options):
 def counted(monkeypatch):
     """How many runs were really computed."""
     calls = []
-    real = runner.run_job
+    real = compute.run_job
 
     def compute_one(job):
         calls.append(job.key)
         return real(job)
 
-    monkeypatch.setattr(runner, "run_job", compute_one)
+    monkeypatch.setattr(compute, "run_job", compute_one)
     return calls
 
 
@@ -88,7 +88,7 @@ def test_a_run_that_diverges_is_kept_with_its_reason_and_not_repeated(tmp_path, 
 def test_a_run_that_fails_is_kept_with_its_reason_and_tried_again(tmp_path, counted, monkeypatch):
     plan = Study(name="s", description="", conditions=[cell("fed-avg")])
     with monkeypatch.context() as broken:
-        broken.setattr(runner, "run_rounds", lambda *_: 1 / 0)
+        broken.setattr(compute, "run_rounds", lambda *_: 1 / 0)
         rows = compute_study(plan, tmp_path / "s", quiet=True)
     assert [row["state"] for row in rows] == ["failed"] * 2
     assert "ZeroDivisionError" in rows[0]["reason"]

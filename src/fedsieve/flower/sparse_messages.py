@@ -19,7 +19,7 @@ from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.core.packets import Packet, sparse_packet
 from fedsieve.core.random import Draw
 from fedsieve.core.types import Clock
-from fedsieve.deployment.messages import PACKET_TYPE
+from fedsieve.deployment.flower_messages import PACKET_TYPE
 from fedsieve.flower.array_layout import ArrayLayout
 from fedsieve.flower.black_box import build_algorithm
 

@@ -8,7 +8,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedsieve import wire
-from fedsieve.deployment.messages import ANNOUNCE_MESSAGE, MEMORY_KEY, PendingReplies, is_count, parse_reply, parse_shape, pause
+from fedsieve.deployment.flower_messages import ANNOUNCE_MESSAGE, MEMORY_KEY, PendingReplies, is_count, parse_reply, parse_shape, pause
 
 NODE_NAME_PREFIX = "client-"
 """A node whose key was registered under this name and a number serves the client with this number only."""

@@ -8,6 +8,7 @@ from fedsieve.algorithms.gated import GateNoise
 from fedsieve.core.constraint import ConstraintScale, DualUpdate
 from fedsieve.core.schedules import DensitySchedule, LogAlphaScaling
 from fedsieve.studies import paper
+from fedsieve.studies.compute import Condition, Study
 from fedsieve.studies.results import (
     BISECTION,
     PAPER_DUAL,
@@ -17,7 +18,6 @@ from fedsieve.studies.results import (
     RECOMMENDED_DUAL,
     REFERENCE_ALGORITHM,
 )
-from fedsieve.studies.runner import Condition, Study
 from fedsieve.studies.scale import Scale, ScaleName
 
 DENSITIES = (0.5, 0.2, 0.05, 0.01, 0.005)
