@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsieve.algorithms.base import DENSITY_SCHEDULE_OPTIONS, BaseAlgorithm
+from fedsieve.algorithms.base import BaseAlgorithm
+from fedsieve.algorithms.common_options import DENSITY_SCHEDULE_OPTIONS
 from fedsieve.core.optimizers import Moments, initial_moments
 from fedsieve.core.packets import Packet, dense_packet
 from fedsieve.core.protocols import EngineSupport, Objective

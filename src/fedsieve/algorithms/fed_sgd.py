@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsieve.algorithms.base import DENSITY_SCHEDULE_OPTIONS, BaseAlgorithm
+from fedsieve.algorithms.base import BaseAlgorithm
+from fedsieve.algorithms.common_options import DENSITY_SCHEDULE_OPTIONS
 from fedsieve.algorithms.fed_avg import Server
 from fedsieve.algorithms.option_rules import require_at_least
 from fedsieve.core import optimizers

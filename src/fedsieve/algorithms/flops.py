@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsieve.algorithms.base import require_at_least
 from fedsieve.algorithms.fed_sgd import UNUSED_BY_GRADIENT_EXCHANGE, gradient_support, gradient_workload
 from fedsieve.algorithms.gated import PAPER_OPTIONS, GatedAlgorithm
 from fedsieve.algorithms.log_alpha import zero_ungated
+from fedsieve.algorithms.option_rules import require_at_least
 from fedsieve.algorithms.recipes import ByLoss, Recipe, Recipes, with_recipes
 from fedsieve.core import optimizers
 from fedsieve.core.constraint import DualUpdate

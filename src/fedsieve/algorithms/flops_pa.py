@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from fedsieve.algorithms.base import require_fraction
 from fedsieve.algorithms.gated import PAPER_OPTIONS, GatedAlgorithm, GateNoise
 from fedsieve.algorithms.gated_support import gated_support
+from fedsieve.algorithms.option_rules import require_fraction
 from fedsieve.algorithms.recipes import ByLoss, Recipe, Recipes, with_recipes
 from fedsieve.core import constraint, gates, optimizers, topk
 from fedsieve.core.constraint import DualUpdate

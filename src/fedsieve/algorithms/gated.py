@@ -14,8 +14,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from fedsieve.algorithms.base import BaseAlgorithm, require_at_least, require_fraction, require_positive
+from fedsieve.algorithms.base import BaseAlgorithm
 from fedsieve.algorithms.log_alpha import HasGates, gate_diagnostics, initial_log_alpha, open_nonzero, open_ungated
+from fedsieve.algorithms.option_rules import require_at_least, require_fraction, require_positive
 from fedsieve.algorithms.recipes import Recipe
 from fedsieve.core import budgets, constraint, gates, optimizers, schedules, topk
 from fedsieve.core.aggregation import ClientWeighting

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from fedsieve.algorithms.base import DENSITY_SCHEDULE_OPTIONS
+from fedsieve.algorithms.common_options import DENSITY_SCHEDULE_OPTIONS
 from fedsieve.algorithms.fed_avg import Server
 from fedsieve.algorithms.hard_thresholding import Client, Thresholding
 from fedsieve.core import budgets, topk

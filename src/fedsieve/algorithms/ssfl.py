@@ -22,7 +22,8 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from fedsieve.algorithms import fed_avg
-from fedsieve.algorithms.base import DENSITY_SCHEDULE_OPTIONS, BaseAlgorithm
+from fedsieve.algorithms.base import BaseAlgorithm
+from fedsieve.algorithms.common_options import DENSITY_SCHEDULE_OPTIONS
 from fedsieve.core import topk
 from fedsieve.core.optimizers import Moments, initial_moments
 from fedsieve.core.packets import Packet, dense_packet, sparse_packet

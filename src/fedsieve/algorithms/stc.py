@@ -17,7 +17,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from fedsieve.algorithms.base import DENSITY_SCHEDULE_OPTIONS, BaseAlgorithm
+from fedsieve.algorithms.base import BaseAlgorithm
+from fedsieve.algorithms.common_options import DENSITY_SCHEDULE_OPTIONS
 from fedsieve.algorithms.option_rules import require_fraction, require_positive
 from fedsieve.core import budgets, topk
 from fedsieve.core.aggregation import ClientWeighting
