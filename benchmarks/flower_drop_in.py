@@ -26,7 +26,7 @@ from torch.nn import functional
 from benchmarks.networks import draw_batches
 from fedsieve import fit
 from fedsieve.algorithms import algorithm_class
-from fedsieve.algorithms.defaults import NETWORK_DEFAULTS, select_supported
+from fedsieve.algorithms.defaults import network_options
 from fedsieve.data.builtin import load_digits, load_mnist
 from fedsieve.data.partition import partition_by_label
 from fedsieve.flower import SparseStrategy, sparse_mod
@@ -132,7 +132,7 @@ def run_own_loop(task: str, seed: int, **options: object) -> Outcome:
     examples = make_examples(task, seed)
     torch.manual_seed(seed)
     cls = algorithm_class("sieve")
-    settings = select_supported(cls, NETWORK_DEFAULTS) | {"local_steps": LOCAL_STEPS, "batch_size": BATCH_SIZE} | options
+    settings = network_options(cls) | {"local_steps": LOCAL_STEPS, "batch_size": BATCH_SIZE} | options
     clients = [pair for pair in examples.clients if len(pair[0])]
     net, result = fit(
         make_net(task),

@@ -14,12 +14,12 @@ from torch.nn.utils import prune
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import fedsieve
-from fedsieve.algorithms.defaults import DENSITY_ANNEALING, NETWORK_DEFAULTS, select_supported
+from fedsieve.algorithms.defaults import DENSITY_ANNEALING, network_options
 from fedsieve.algorithms.sieve import Sieve
 from fedsieve.core.optimizers import StepRule
 from fedsieve.experiments.fit_arguments import build_algorithm, set_local_epochs
 
-NETWORK_OPTIONS = select_supported(Sieve, NETWORK_DEFAULTS)
+NETWORK_OPTIONS = network_options(Sieve)
 SHORT = Sieve(**NETWORK_OPTIONS | {"local_steps": 10})
 
 

@@ -1,6 +1,5 @@
 """Default options for a kind of model, for every algorithm."""
 
-from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -32,12 +31,12 @@ NETWORK_DEFAULTS = {
 local steps of sieve, because their noise multiplies from layer to layer."""
 
 
-def select_supported(algorithm: type[BaseAlgorithm], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that an algorithm supports; an algorithm with its own density schedule keeps it."""
+def network_options(algorithm: type[BaseAlgorithm]) -> dict[str, Any]:
+    """Return the defaults of an algorithm for networks: those it has an option for; an annealed density schedule of its own stays."""
     supported = algorithm.option_names()
     if algorithm.density_schedule is DensitySchedule.CUBIC:
-        supported -= {*DENSITY_ANNEALING, "anneal_end"}
-    return {name: value for name, value in options.items() if name in supported}
+        supported -= {*DENSITY_ANNEALING}
+    return {name: value for name, value in NETWORK_DEFAULTS.items() if name in supported}
 
 
 def batches_per_round(algorithm: type[BaseAlgorithm], count: int) -> dict[str, int]:

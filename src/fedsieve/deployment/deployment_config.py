@@ -13,7 +13,7 @@ from torch import Tensor
 from fedsieve import wire
 from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.algorithms.base import BaseAlgorithm
-from fedsieve.algorithms.defaults import NETWORK_DEFAULTS, recipe_options, require_recipes, select_supported
+from fedsieve.algorithms.defaults import network_options, recipe_options, require_recipes
 from fedsieve.algorithms.recipes import Recipe
 from fedsieve.core.aggregation import Aggregator, ClientWeighting
 from fedsieve.core.reply_validation import ReplyLimits
@@ -175,7 +175,7 @@ def setting_types(algorithm_type: type[BaseAlgorithm]) -> dict[str, Any]:
 
 def build_algorithm(cls: type[BaseAlgorithm], parsed: Mapping[str, Any], objective: Linear | Module) -> BaseAlgorithm:
     """Return the algorithm with the options of the run config, over the defaults for networks if the model is a module."""
-    options: dict[str, Any] = select_supported(cls, NETWORK_DEFAULTS) if isinstance(objective, Module) else {}
+    options = network_options(cls) if isinstance(objective, Module) else {}
     loss = objective.loss if isinstance(objective, Linear) else None
     options |= recipe_options(cls, parsed.get(ALGORITHM_PREFIX + "recipe", Recipe.RECOMMENDED), loss)
     if parsed.get("aggregator", Aggregator.WEIGHTED) is not Aggregator.WEIGHTED:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedsieve.algorithms import ALGORITHMS, algorithm_class
 from fedsieve.algorithms.base import BaseAlgorithm
-from fedsieve.algorithms.defaults import NETWORK_DEFAULTS, batches_per_round, require_effect, select_supported
+from fedsieve.algorithms.defaults import batches_per_round, network_options, require_effect
 from fedsieve.core.settings import field_types, parse_value
 from fedsieve.data.module_examples import ModuleExamples
 from fedsieve.objectives.module import GateGranularity, Module
@@ -108,7 +108,7 @@ def build_algorithm(
     chosen = parse_options(cls, options) | {"density": parse_plain(float, density, "density")}
     if isinstance(algorithm, BaseAlgorithm):
         return require_effect(replace(algorithm, **chosen))
-    return require_effect(cls(**select_supported(cls, NETWORK_DEFAULTS) | chosen))
+    return require_effect(cls(**network_options(cls) | chosen))
 
 
 def set_local_epochs(algorithm: BaseAlgorithm, local_epochs: float, options: Mapping[str, Any], counts: np.ndarray) -> BaseAlgorithm:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedsieve.algorithms.base import BaseAlgorithm
-from fedsieve.algorithms.defaults import NETWORK_DEFAULTS, recipe_options, select_supported
+from fedsieve.algorithms.defaults import network_options, recipe_options
 from fedsieve.algorithms.recipes import Recipe
 from fedsieve.data import builtin, user_files, user_partition
 from fedsieve.data.builtin import FED_HT_FEATURES, NUM_WRITERS, BuiltinFiles, HeartFiles
@@ -257,8 +257,7 @@ def default_options(
 ) -> dict[str, Any]:
     """Return the options of an algorithm that differ from its defaults: networks and recipes have some."""
     is_network = task.is_network or (model is not None and ":" in model)
-    options: dict[str, Any] = NETWORK_DEFAULTS if is_network else {}
-    return select_supported(algorithm_type, options) | recipe_options(algorithm_type, recipe, task.loss)
+    return (network_options(algorithm_type) if is_network else {}) | recipe_options(algorithm_type, recipe, task.loss)
 
 
 def get_task(name: str, data: Any, model: str | None) -> Task:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedsieve.algorithms import algorithm_class
 from fedsieve.algorithms.base import BaseAlgorithm
-from fedsieve.algorithms.defaults import NETWORK_DEFAULTS, require_effect, select_supported
+from fedsieve.algorithms.defaults import network_options, require_effect
 from fedsieve.algorithms.sieve import Sieve, mean_gates
 from fedsieve.core import gates
 from fedsieve.core.gates import LOG_ALPHA_LIMIT
@@ -57,7 +57,7 @@ def build_algorithm(name: str, density: float, options: Mapping[str, Any]) -> Ba
             raise ValueError(f"option {refused[0]} of SparseStrategy has no effect, because {owner} decides it; leave it out")
     names = cls.option_names() - TRAINING_OPTIONS - SERVER_OPTIONS
     parsed = parse_settings(field_types(cls, names), options, "SparseStrategy option ")
-    defaults: dict[str, Any] = {key: value for key, value in select_supported(cls, NETWORK_DEFAULTS).items() if key in names}
+    defaults: dict[str, Any] = {key: value for key, value in network_options(cls).items() if key in names}
     if "server_learning_rate" in cls.option_names():
         defaults["server_learning_rate"] = 1.0
     return require_effect(cls(density=density, **defaults | ROUND_DEFAULTS.get(name, {}) | parsed))

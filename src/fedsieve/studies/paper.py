@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any
 
 from fedsieve.algorithms import algorithm_class
-from fedsieve.algorithms.defaults import batches_per_round, select_supported
+from fedsieve.algorithms.defaults import batches_per_round
 from fedsieve.algorithms.recipes import Recipe
 from fedsieve.core.aggregation import ClientWeighting
 from fedsieve.core.optimizers import StepRule
@@ -92,7 +92,7 @@ def synthetic_run_factory(
     """Return a function from a seed to a run on a synthetic task."""
     alpha, shift = SKEWS[skew]
     if setting == PUBLISHED:
-        options = select_supported(algorithm_class(algorithm_name), published_options(task, algorithm_name, true_density, skew)) | options
+        options = published_options(task, algorithm_name, true_density, skew) | options
     if participation is not None:
         participation = max(participation, 2 / scale.clients)
     return partial(
