@@ -8,7 +8,14 @@ def row(label, seed=0, state="done", metric="r2", density=0.05, trace=None, data
     found = {"key": f"{label}{seed}", "label": label, "seed": seed, "state": state, "metric": metric, "density": density, "trace": trace}
     sizes, curves = values.pop("bytes", NO_BYTES), values.pop("curves", {})
     values = {"value": values.get("r2"), **values} if state == "done" else {}
-    shared = {"reason": "why", "note": None, "data": data, "rounds": 10, "version": "1.0", "config": config or {"rounds": 10}}
+    shared = {
+        "reason": "why",
+        "note": None,
+        "data": data,
+        "rounds": 10,
+        "version": "1.0",
+        "config": config or {"rounds": 10, "algorithm": {"bits": 8}},
+    }
     return found | shared | {"values": values, "curves": curves, "bytes": sizes}
 
 

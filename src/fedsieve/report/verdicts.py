@@ -57,9 +57,10 @@ def make_check(
 ) -> Check | None:
     """Return a check: it holds if the whole interval is within the bounds, and fails if none of it is; otherwise it is undecided.
 
-    One value has no interval and decides nothing. If runs did not finish, which `unfinished` says, the check fails. None: no values.
+    One value has no interval and decides nothing. If runs did not finish, which `unfinished` says, the check fails; without values a note
+    says why nothing is decided. None: no values and nothing to say.
     """
-    if not values and not unfinished:
+    if not values and not unfinished and not note:
         return None
     found = paired_difference(values, [0.0] * len(values))
     bounds = (at_least, at_most)
@@ -93,7 +94,7 @@ def combine(outcomes: Sequence[str]) -> str:
 
 
 def make_verdict(number: int, claim: str, recipe: str, checks: list[Check], group_keys: Sequence[str]) -> Verdict:
-    """Return the verdict on all checks: one word if every group of cases has the same outcome, otherwise the groups by outcome."""
+    """Return the verdict on all checks, with the outcome of each group of cases."""
     if not checks:
         return Verdict(number, claim, recipe, NOT_EVALUATED, {}, checks)
     by_group: dict[str, list[str]] = {}
@@ -101,11 +102,7 @@ def make_verdict(number: int, claim: str, recipe: str, checks: list[Check], grou
         name = " ".join(str(check.case[key]) for key in group_keys if key in check.case)
         by_group.setdefault(name, []).append(check.outcome)
     groups = {name: combine(outcomes) for name, outcomes in by_group.items()}
-    by_outcome = {outcome: [name for name in groups if groups[name] == outcome] for outcome in (HOLDS, FAILS, UNDECIDED)}
-    present = {outcome: names for outcome, names in by_outcome.items() if names}
-    listed = [f"{outcome}: {', '.join(names)}" for outcome, names in present.items()]
-    verdict = next(iter(present)) if len(present) == 1 else "; ".join(listed)
-    return Verdict(number, claim, recipe, verdict, groups, checks)
+    return Verdict(number, claim, recipe, combine(list(groups.values())), groups, checks)
 
 
 def to_document(verdicts: Sequence[Verdict], **about: Any) -> dict[str, Any]:
@@ -127,7 +124,7 @@ def verdict_table(document: Mapping[str, Any]) -> str:
     recipes = list(dict.fromkeys(verdict.recipe for verdict in verdicts))
     lines = ["| claim | " + " | ".join(f"recipe {recipe}" for recipe in recipes) + " |", "|" + "---|" * (1 + len(recipes))]
     for number, claim in dict.fromkeys((verdict.number, verdict.claim) for verdict in verdicts):
-        found = {verdict.recipe: f"**{verdict.verdict}** ({count_checks(verdict)})" for verdict in verdicts if verdict.number == number}
+        found = {verdict.recipe: format_verdict(verdict) for verdict in verdicts if verdict.number == number}
         lines.append("| " + " | ".join([f"{number}. {claim}", *(found.get(recipe, NOT_EVALUATED) for recipe in recipes)]) + " |")
     return "\n".join([*lines, "", fill(describe_document(document), 120)])
 
@@ -136,6 +133,19 @@ def describe_document(document: Mapping[str, Any]) -> str:
     """Return scale, seeds and data of a document in one paragraph."""
     seeds = ", ".join(map(str, document["seeds"]))
     return f"Scale {document['scale']}, seeds {seeds} (some studies use fewer: see the checks). Data: {document['data']}."
+
+
+def format_verdict(verdict: Verdict) -> str:
+    """Return a verdict as Markdown; in brackets the groups by outcome if they differ, and the number of checks by outcome."""
+    details = "; ".join([*list_groups(verdict), count_checks(verdict)])
+    return f"**{verdict.verdict}** ({details})"
+
+
+def list_groups(verdict: Verdict) -> list[str]:
+    """Return the groups of cases by outcome, or nothing if all have the same."""
+    by_outcome = {outcome: [name for name in verdict.groups if verdict.groups[name] == outcome] for outcome in (HOLDS, FAILS, UNDECIDED)}
+    listed = [f"{outcome}: {', '.join(names)}" for outcome, names in by_outcome.items() if names]
+    return listed if len(listed) > 1 else []
 
 
 def count_checks(verdict: Verdict) -> str:
@@ -150,7 +160,7 @@ def verdict_details(document: Mapping[str, Any]) -> str:
     parts = []
     for verdict in read_verdicts(document):
         cases = [f"- {check.outcome}: {format_case(check.case)}: {check.numbers}" for check in verdict.checks]
-        parts += [f"## {verdict.number}. {verdict.claim}, recipe {verdict.recipe}", "", f"**{verdict.verdict}**", "", *cases, ""]
+        parts += [f"## {verdict.number}. {verdict.claim}, recipe {verdict.recipe}", "", format_verdict(verdict), "", *cases, ""]
     return "\n".join(parts)
 
 
