@@ -286,10 +286,10 @@ def heterogeneity_study(scale: Scale) -> Study:
 
 def communication_study(scale: Scale) -> Study:
     """Bytes by three counts, each algorithm with its own rounds and participation."""
-    gated = [(algorithm, setting) for algorithm in UNCONSTRAINED for setting in RECIPES]
-    others = (REFERENCE_ALGORITHM, "fed-iter-ht", "fed-round-ht", "fed-ht", "gradual", "fed-avg")
+    lines = [*product(UNCONSTRAINED, RECIPES), (REFERENCE_ALGORITHM, TUNED), ("fed-iter-ht", PUBLISHED)]
+    lines += [(name, TUNED) for name in ("fed-iter-ht", "fed-round-ht", "fed-ht", "gradual", "fed-avg")]
     conditions = []
-    for task, (algorithm, setting) in product(SYNTHETIC_TASKS, (*gated, *((name, TUNED) for name in others))):
+    for task, (algorithm, setting) in product(SYNTHETIC_TASKS, lines):
         label = {"task": task, "algorithm": algorithm, "setting": setting}
         run = synthetic_run_factory(scale, task, algorithm, setting=setting, **default_settings(scale, algorithm))
         conditions.append(Condition(label=label, config_for_seed=run, seeds=scale.seeds))
