@@ -21,15 +21,6 @@ SHORT = SCALES[ScaleName.SHORT]
 OPTIONS = {f"{task} {name}": {} for task in rivals.TUNING_TASKS for name in rivals.ALGORITHM_NAMES}
 
 
-@pytest.mark.parametrize("name", rivals.ALGORITHM_NAMES)
-def test_every_algorithm_tries_six_settings_with_rates_and_bits(name):
-    candidates = rivals.candidate_options(algorithm_class(name)())
-    assert candidates[0] == {} and len(candidates) == len({json.dumps(options, sort_keys=True) for options in candidates}) == 6
-    tried = {option for options in candidates for option in options}
-    assert "learning_rate" in tried and tried & {"bits", "reply_bits"}
-    assert "density_schedule" in tried or "density_schedule" not in algorithm_class(name).option_names()
-
-
 def test_all_cells_of_the_study_run_every_algorithm_at_the_same_density():
     conditions = rivals.rivals_study(SHORT, OPTIONS).conditions
     cells = {(condition.label["task"], condition.label["factor"]) for condition in conditions}

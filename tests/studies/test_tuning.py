@@ -38,7 +38,7 @@ def test_options_set_by_the_user_are_not_tuned():
     candidates = tuning.candidate_options(
         algorithm_class("sieve")(), tuning.NUM_TRIALS, frozenset({"learning_rate", "density_schedule", "initial_density"})
     )
-    assert all(options.keys() <= {"batch_size"} for options in candidates)
+    assert all(options.keys() <= {"batch_size", "bits", "reply_bits"} for options in candidates)
 
 
 def test_an_initial_density_set_by_the_user_keeps_the_schedule_in_every_trial():
@@ -60,6 +60,40 @@ def test_schedules_and_gate_noise_are_tuned_where_an_algorithm_has_them(name):
     tried = {option for options in tuning.candidate_options(algorithm, tuning.NUM_TRIALS) for option in options}
     wanted = {"density_schedule", "initial_density", "anneal_end", "local_gate_noise"}
     assert wanted & algorithm.option_names() <= tried
+
+
+SIX_TRIALS = {
+    "rates": {"learning_rate", "server_learning_rate"},
+    "schedule end": {"anneal_end"},
+    "start density or k": {"initial_density", "reply_entries", "uplink_density", "adjust_interval"},
+    "bits": {"bits", "reply_bits", "update_bits"},
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_six_trials_try_every_kind_of_option_that_an_algorithm_has(name):
+    algorithm = algorithm_class(name)()
+    candidates = tuning.candidate_options(algorithm, 6)
+    for kind, options in SIX_TRIALS.items():
+        has_kind = bool(options & algorithm.option_names())
+        expected = 2 * has_kind if kind == "rates" else 1 if has_kind else 0
+        assert sum(1 for tried in candidates if options & tried.keys()) >= expected, kind
+    assert len(candidates) == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "values"),
+    [
+        ("flops-pa", "anneal_end", [0.5]),
+        ("flops-pa", "initial_density", [1.0]),
+        ("fed-ef", "uplink_density", [0.1]),
+        ("fed-dst", "adjust_interval", [5]),
+        ("sign-ht", "reply_entries", [4.0]),
+    ],
+)
+def test_six_trials_include_the_options_of_the_messages(name, option, values):
+    candidates = tuning.candidate_options(algorithm_class(name)(), 6)
+    assert [options[option] for options in candidates if option in options] == values
 
 
 @pytest.mark.parametrize("name", ["fed-iter-ht", "sieve"])

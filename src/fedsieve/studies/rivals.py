@@ -38,19 +38,6 @@ NUM_TRIALS = 6
 TUNING_SEED = 100
 TUNING_TASKS = {"lr": ("lr",), "mc": ("lg", "mc"), "mnist": ("mnist", "mnist-writers", "emnist", "rcv1", "mnist-cnn")}
 """The task on which options are chosen, and the tasks that run with them: regression, synthetic classes, real data."""
-CHANGED_OPTIONS: tuple[dict[str, Any], ...] = (
-    {"bits": 4},
-    {"bits": 8},
-    {"reply_bits": 1},
-    {"update_bits": 2},
-    {"compressor": "sign"},
-    {"reply_entries": 4.0},
-    {"uplink_density": 0.1},
-    {"downlink_density": 0.02},
-    {"adjust_fraction": 0.5},
-    {"scoring_clients": "cohort"},
-)
-"""Bits per value and number k of entries: changes to try if an algorithm has the option."""
 LEARNING_RATES = ("learning_rate", "server_learning_rate")
 PARTICIPATION_FACTORS: dict[str, dict[str, Any]] = {
     f"participation {percent} %": {"federation": {"participation": percent / 100}} for percent in (20, 10, 2)
@@ -70,20 +57,6 @@ FACTORS: dict[str, dict[str, dict[str, Any]]] = {
 SMOKE_TASKS, SMOKE_FACTORS = ("lr",), ("density .05", "participation 20 %")
 SLOW_TASKS = ("mnist-writers", "emnist", "rcv1", "mnist-cnn")
 """Tasks with fewer rounds and one seed at scale short."""
-
-
-def candidate_options(algorithm: BaseAlgorithm, num_trials: int = NUM_TRIALS) -> list[dict[str, Any]]:
-    """Return the options to try: the defaults, two learning rates, a schedule, bits and k; then the other changes of any tuning."""
-    rates = tuning.candidate_options(algorithm, 3)
-    names, defaults = algorithm.option_names(), vars(algorithm)
-    schedules = [options for options in tuning.SCHEDULES if {*options} <= names and any(defaults[n] != v for n, v in options.items())]
-    own = [options for options in CHANGED_OPTIONS if all(name in names and defaults[name] != value for name, value in options.items())]
-    others = tuning.candidate_options(algorithm, tuning.NUM_TRIALS)
-    candidates: list[dict[str, Any]] = []
-    for options in (*rates, *schedules[:1], *own[:2], *own[2:], *others):
-        if options not in candidates:
-            candidates.append(options)
-    return candidates[:num_trials]
 
 
 def transfer_options(options: Mapping[str, Any], tuned: BaseAlgorithm, other: BaseAlgorithm) -> dict[str, Any]:
@@ -107,7 +80,7 @@ def tuning_study(scale: Scale) -> Study:
         if task not in paper.SYNTHETIC_TASKS:
             assert run.rounds is not None, "`base_run` resolves it"
             run = replace(run, rounds=run.rounds // 3)
-        candidates = candidate_options(algorithm, num_trials)
+        candidates = tuning.candidate_options(algorithm, num_trials)
         conditions += tuning.build_conditions(run, candidates, [TUNING_SEED], {"task": task, "algorithm": name})
     return Study(
         name="tuning",

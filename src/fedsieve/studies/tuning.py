@@ -1,9 +1,9 @@
 """Tuning of an algorithm's options on validation examples: a small search space, equal for all algorithms."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -24,44 +24,50 @@ from fedsieve.studies.results import Row
 
 CHOSEN_OPTIONS_FILE = "chosen.json"
 LEARNING_RATE_FACTORS = (0.5, 2.0, 0.25, 4.0, 0.125)
-BATCH_SIZES = (64, 32)
-SCHEDULES = (
+Changes = tuple[dict[str, Any], ...]
+SCHEDULE_ENDS: Changes = tuple({"density_schedule": DensitySchedule.CUBIC, "anneal_end": end} for end in (0.8, 0.5))
+"""Messages that reach the density after 80 % or half of the rounds."""
+NUM_ENTRIES: Changes = ({"reply_entries": 4.0}, {"uplink_density": 0.1}, {"adjust_interval": 5})
+"""How many entries replies have, or how often a fixed number of them changes."""
+START_DENSITIES: Changes = tuple({**SCHEDULE_ENDS[0], "initial_density": start} for start in (None, 1.0))
+"""Annealed messages from a multiple of the density (H8), or from all weights."""
+BITS: Changes = ({"bits": 4}, {"bits": 8}, {"reply_bits": 1}, {"update_bits": 2})
+FIRST_CHANGES = (SCHEDULE_ENDS, NUM_ENTRIES + START_DENSITIES, BITS)
+"""After the defaults and two learning rates, each algorithm tries one change of each kind that it has an option for: six trials."""
+OTHER_CHANGES: Changes = (
+    *({"local_gate_noise": noise} for noise in GateNoise),
     {"density_schedule": DensitySchedule.CONSTANT},
-    *(
-        {"density_schedule": DensitySchedule.CUBIC, "initial_density": start, "anneal_end": end}
-        for start, end in ((None, 0.5), (None, 0.8), (1.0, 0.8))
-    ),
-)
-"""Messages of one density, or from a multiple of the density (H8) or all weights until half or 80 % of the rounds."""
-GATE_NOISE = tuple({"local_gate_noise": noise} for noise in GateNoise)
-OWN_OPTIONS = (
-    {"reply_entries": 4.0},
     {"saliency": Saliency.WEIGHT_TIMES_GRADIENT},
     {"scoring_clients": "cohort"},
     {"adjust_fraction": 0.5},
-    {"adjust_interval": 5},
-    {"update_bits": 2},
     {"compressor": Compressor.SIGN},
     {"downlink_density": 0.02},
-    {"uplink_density": 0.1},
+    {"batch_size": 64},
+    {"batch_size": 32},
 )
-"""Options of single algorithms."""
 NUM_TRIALS = 12
 
 
 def candidate_options(algorithm: BaseAlgorithm, num_trials: int, fixed_options: frozenset[str] = frozenset()) -> list[dict[str, Any]]:
     """Return the options to try, except fixed ones: the defaults, then one change at a time, then other learning rates with each."""
     rate = "server_learning_rate" if algorithm.workload.exchanges > 1 else "learning_rate"
-    if fixed_options & {"density_schedule", "initial_density", "anneal_end"}:
-        fixed_options |= {*SCHEDULES[1]}
+    if fixed_options & START_DENSITIES[0].keys():
+        fixed_options |= START_DENSITIES[0].keys()
     tunable, defaults = algorithm.option_names() - fixed_options, vars(algorithm)
-    rates: list[dict[str, Any]] = [{rate: factor * getattr(algorithm, rate)} for factor in LEARNING_RATE_FACTORS]
-    others: list[dict[str, Any]] = [*({"batch_size": size} for size in BATCH_SIZES), *SCHEDULES, *GATE_NOISE, *OWN_OPTIONS]
-    candidates: list[dict[str, Any]] = []
-    for options in ({}, *rates[:2], *others, *rates[2:], *(one | other for one, other in product(rates, others))):
-        changed = {name: value for name, value in options.items() if name in tunable and value != defaults[name]}
-        if changed not in candidates:
-            candidates.append(changed)
+    candidates: list[dict[str, Any]] = [{}]
+
+    def try_changes(changes: Iterable[dict[str, Any]], limit: int | None = None) -> None:
+        """Add the changes, or the first `limit` of them, that the algorithm has options for and that were not tried."""
+        changed = ({name: value for name, value in options.items() if name in tunable and value != defaults[name]} for options in changes)
+        for options in islice((new for new in changed if new not in candidates), limit):
+            candidates.append(options)
+
+    rates = [{rate: factor * getattr(algorithm, rate)} for factor in LEARNING_RATE_FACTORS]
+    try_changes(rates[:2])
+    for kind in FIRST_CHANGES:
+        try_changes(kind, 1)
+    others = (*OTHER_CHANGES, *chain(*FIRST_CHANGES))
+    try_changes((*others, *rates, *(one | other for one, other in product(rates, others))))
     return candidates[:num_trials]
 
 
