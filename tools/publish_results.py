@@ -44,7 +44,8 @@ QUALITY_AND_TDR = ("r2", "accuracy", "tdr", "tdr_features")
 """What the page shows of a table of the paper; the CSV file has the losses too."""
 OMITTED_NOTES = ("before projection", "FLoPS: reached = ", "FedIter-HT: better or worse")
 """Beginnings of notes about columns that the page does not show."""
-CELL_NOTE = "quality / TDR (MC: of features); a FLoPS cell that misses the paper's number is bold"
+PROJECTION_NOTE = "in brackets, as published, before the projection to the m largest weights"
+CELL_NOTE = f"quality / TDR (MC: of features); a FLoPS cell that misses the paper's number is bold; {PROJECTION_NOTE}"
 
 
 def main(reports: Path) -> None:
@@ -135,6 +136,8 @@ def study_section(name: str, folder: Path) -> str:
     notes = table.notes
     if TABLES[name] is cell_table:
         notes = [*(note for note in notes if not note.startswith(OMITTED_NOTES)), CELL_NOTE]
+    elif TABLES[name] is overview_table:
+        notes = [*notes, PROJECTION_NOTE]
     text += f"`fedsieve reproduce {name} --scale {results.read_plan(folder)['scale']}`: {'; '.join(notes)}. "
     text += f"All numbers: [{name}.csv](data/{name}.csv)."
     parts.append(fill(text, MAX_LINE_LENGTH, break_long_words=False, break_on_hyphens=False))
@@ -156,10 +159,16 @@ def overview_table(table: StudyTable) -> str:
     algorithms = dict.fromkeys(line_label(entry) for entry in table.entries)
     for algorithm in algorithms:
         entries = {entry["task"]: entry for entry in table.entries if line_label(entry) == algorithm}
-        cells = [f"{format_cell('', entry['value'])} / {format_mean(entry['tdr'])}" for entry in entries.values()]
+        cells = [f"{format_projected(entry, 'value')} / {format_mean(entry['tdr'])}" for entry in entries.values()]
         sent = " / ".join(format_megabytes(entries[task]["bytes"]) for task in ("lr", "mc"))
         lines.append(f"| {algorithm} | {' | '.join(cells)} | {sent} |")
     return "\n".join(lines)
+
+
+def format_projected(entry: Mapping[str, Any], column: str) -> str:
+    """Return the value of the projected model; as published, then in brackets the mean before the projection."""
+    before = entry.get("before projection") if entry["setting"] == PUBLISHED else None
+    return format_cell("", entry[column]) + (f" ({before['mean']:.3f})" if before else "")
 
 
 def format_mean(value: Mapping[str, Any] | None) -> str:
@@ -198,7 +207,7 @@ def cell_table(table: StudyTable) -> str:
             line.setdefault(f"{name}, paper", [])
             if entry["setting"] == PUBLISHED:
                 line[f"{name}, paper"].append(f"{entry['paper']:.2f}")
-        measured = format_mean(entry["measured"]) if entry["measure"].startswith("tdr") else format_cell("", entry["measured"])
+        measured = format_mean(entry["measured"]) if entry["measure"].startswith("tdr") else format_projected(entry, "measured")
         is_miss = str(entry.get("verdict")).startswith(tables.MISS)
         column = name if entry["algorithm"] == REFERENCE_ALGORITHM else f"{name}, {entry['setting']}"
         line.setdefault(column, []).append(f"**{measured}**" if is_miss else measured)
