@@ -75,10 +75,16 @@ def insert_table(page: str, rows: Sequence[Mapping[str, str]]) -> str:
     table = (
         f'<table id="leaderboard-table">\n<thead><tr>{header}</tr></thead>\n<tbody>\n{"".join(map(table_line, rows))}</tbody>\n</table>\n'
     )
+    data = fill(f"Data: {describe_data(rows)}.", 120)
     measured = {(row["task"], row["factor"]) for row in rows}
     missing = "; ".join(" ".join(cell) for cell in all_cells() if cell not in measured)
     remark = f"\n{fill(f'Not measured with this version: {missing}.', 120)}\n" if missing else ""
-    return before + BEGIN + table + remark + END + rest.split(END)[1]
+    return f"{before}{BEGIN}{table}\n{data}\n{remark}{END}{rest.split(END)[1]}"
+
+
+def describe_data(rows: Sequence[Mapping[str, str]]) -> str:
+    """Return one sentence on the examples of each task."""
+    return results.describe_data({"label": {"task": row["task"]}, "data": row["data"]} for row in rows)
 
 
 def table_line(row: Mapping[str, str]) -> str:

@@ -1,10 +1,11 @@
 """Write the results of studies into the documentation: `python tools/publish_results.py reports`.
 
 Reads the folders of `fedsieve reproduce`, and writes docs/data, docs/images, the sections of docs/results.md, docs/topologies.md,
-docs/reliability.md and README.md between `<!-- NAME -->` and `<!-- /NAME -->`, and the rows of the table of figures in docs/results.md. A
-study that is not in the folder keeps its section or row, and its checks of claims.
+docs/reliability.md, docs/density.md and README.md between `<!-- NAME -->` and `<!-- /NAME -->`, and the rows of the table of figures in
+docs/results.md. A study that is not in the folder keeps its section or row, and its checks of claims.
 """
 
+import csv
 import json
 import shutil
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from fedsieve.experiments.config import RunConfig
+from fedsieve.experiments.resolve import resolve
 from fedsieve.report import claims, tables, verdicts
 from fedsieve.report.figures.ablation import DIFFERENCE_TO_DEFAULT
 from fedsieve.report.figures.style import line_label
@@ -39,6 +42,13 @@ IMAGES = {
     "constraint": ("constraint-lr-dense", "Density and multiplier per round on LR from a dense start, without log-alpha scaling"),
 }
 """Study: the figure that the documentation shows, and its text."""
+DENSITY_CELLS = {
+    "mnist-5": ("MNIST, softmax", "mnist", 0.05),
+    "mnist-1": ("MNIST, softmax", "mnist", 0.01),
+    "lenet": ("MNIST, LeNet", "mnist-cnn", 0.05),
+    "rcv1": ("RCV1, 34 labels", "rcv1", 0.005),
+}
+"""Cells of sieve.csv that the page on densities shows: title, task and density."""
 MAX_LINE_LENGTH = 120
 QUALITY_AND_TDR = ("r2", "accuracy", "tdr", "tdr_features")
 """What the page shows of a table of the paper; the CSV file has the losses too."""
@@ -72,6 +82,9 @@ def main(reports: Path) -> None:
         readme.write_text(replace_section(readme.read_text(), "communication", overview_table(table._replace(entries=kept))))
     (DOCS / "data" / results.CLAIMS_FILE).write_text(json.dumps(document, indent=1) + "\n")
     pages["results.md"] = replace_section(pages["results.md"], "claims", verdicts.verdict_table(document))
+    sieve_rows = list(csv.DictReader((DOCS / "data" / "sieve.csv").read_text().splitlines()))
+    density_page = (DOCS / "density.md").read_text()
+    pages["density.md"] = replace_section(density_page, "density", density_table(sieve_rows, data_of_tasks(pages["results.md"])))
     for name, text in pages.items():
         (DOCS / name).write_text(text)
 
@@ -245,6 +258,24 @@ def robustness_table(table: StudyTable) -> str:
         if entry["malicious"] in (largest, "0%"):
             lines.append(f"| {entry['algorithm']} | {entry['attack']} | " + " | ".join(entry[name] for name in aggregators) + " |")
     return "\n".join(lines)
+
+
+def density_table(rows: Sequence[Mapping[str, str]], data: Mapping[str, str]) -> str:
+    """Return what sieve reaches at the densities of real tasks: weights, mean and standard deviation, seeds and data."""
+    lines = ["| task | weights | density | quality | seeds | data |", "|---|---|---|---|---|---|"]
+    for cell, (title, task, density) in DENSITY_CELLS.items():
+        found = [row for row in rows if row["cell"] == cell]
+        seeds = [int(row["seed"]) for row in found]
+        quality = format_cell("", results.mean_and_sd([float(row["value"]) for row in found]))
+        weights = f"{resolve(RunConfig(task=task, density=density)).objective.layout.num_gated:,}"
+        lines.append(f"| {title} | {weights} | {100 * density:g} % | {quality} | {min(seeds)}-{max(seeds)} | {data[title.split(',')[0]]} |")
+    return "\n".join(lines)
+
+
+def data_of_tasks(page: str) -> dict[str, str]:
+    """Return the data of each task from the first table of the results page."""
+    table = page.split("| task | data |\n|---|---|\n")[1].split("\n\n")[0]
+    return {name.strip("` "): text.strip() for name, text in (line.strip("|").split("|") for line in table.splitlines())}
 
 
 TABLES = {

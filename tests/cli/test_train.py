@@ -337,6 +337,7 @@ def test_compare_prints_one_table_for_rounds_and_one_for_bytes(capsys):
     assert main(["compare", *words]) == 0
     said = capsys.readouterr().out
     assert "after all rounds" in said and "what the cheapest needs" in said and "+-" in said
+    assert "data: generated: 300 training and 200 test examples" in said.splitlines()
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,12 @@ def test_tables_of_benchmarks_are_those_of_their_data():
         assert read_section(estimators.PAGE, section) == estimators.results_table(kept)
 
 
+def test_the_page_on_densities_shows_the_stored_runs_of_sieve(tool):
+    rows = list(csv.DictReader((ROOT / "docs" / "data" / "sieve.csv").read_text().splitlines()))
+    page = (ROOT / "docs" / "density.md").read_text()
+    assert tool.replace_section(page, "density", tool.density_table(rows, tool.data_of_tasks(PAGE))) == page, "run tools/publish_results.py"
+
+
 def test_every_figure_has_a_row_or_a_section(tool):
     for name, (image, _) in tool.IMAGES.items():
         assert f"<!-- {name} -->" in PAGES or f"| `{name}` |" in PAGE

@@ -48,6 +48,7 @@ def row(algorithm, values, num_bytes, *, seed=0, dense=None, options=None, model
         "metric": "r2",
         "seconds": 1.0,
         "density": 0.05,
+        "data": "generated",
         "config": {"rounds": 2, "federation": {"participation": 0.05}},
     }
     stored = {"value": values[-1], "dense_value": None if dense is None else dense[-1]}
@@ -94,6 +95,15 @@ def test_the_leaderboard_shows_the_stored_rows():
 
     rows = read_rows(CSV.read_text())
     assert rows and insert_table(PAGE.read_text(), rows) == PAGE.read_text(), "run tools/publish_leaderboard.py"
+
+
+def test_the_leaderboard_names_the_data_of_each_task():
+    from tools.publish_leaderboard import describe_data
+
+    rows = [
+        {"task": task, "data": text} for task, text in (("lr", "generated"), ("mc", "generated"), ("mnist", "MNIST"), ("lr", "generated"))
+    ]
+    assert describe_data(rows) == "lr, mc: generated; mnist: MNIST"
 
 
 def test_a_published_cell_stays_until_the_study_has_it():

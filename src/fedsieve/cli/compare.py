@@ -86,7 +86,8 @@ def compare(values: Mapping[str, Any]) -> int:
         name: [run_directory.read_metrics(folder / comparison.run_name(per_seed[i])) for per_seed in runs] for i, name in enumerate(names)
     }
     result = comparison.compare_histories(histories, runs[0][0].metric, seeds)
-    result = {"run": str(folder), "task": task, **result}
+    described = (run_directory.read_result(folder / comparison.run_name(run))["data"] for per_seed in runs for run in per_seed)
+    result = {"run": str(folder), "task": task, "data": "; ".join(dict.fromkeys(described)), **result}
     run_directory.atomic_write(folder / run_directory.RESULT, json.dumps(result, indent=1).encode())
     result["report"] = write_default_report(folder)
     if options.json:
@@ -165,6 +166,7 @@ def print_comparison(result: dict[str, Any]) -> None:
                 format_bytes(entry["bytes_up"] + entry["bytes_down"]),
             )
         console.print(table)
+    console.print(f"data: {result['data']}", soft_wrap=True)
     console.print(f"runs in {result['run']}")
     if result["report"]:
         console.print(f"report in {result['report']}")

@@ -42,18 +42,13 @@ def demo(*, out: Path | None = None, json: Switch = False) -> int:
         folder = run_directory.create_run_dir(folder, explicit=out is not None)
     with hint_resume("the same command"):
         compute_runs(runs, folder, CompareOptions(), runs[0].workers)
-    results = [read_result(folder / compare.run_name(run)) for run in runs]
+    results = [run_directory.read_result(folder / compare.run_name(run)) for run in runs]
     page = write_default_report(folder)
     if json:
         print(json_text.dumps({"run": str(folder), "report": page, "algorithms": results}))
     else:
         print_results(results, page)
     return 0
-
-
-def read_result(folder: Path) -> dict[str, Any]:
-    """Return the result of a finished run."""
-    return json_text.loads((folder / run_directory.RESULT).read_text())
 
 
 def print_results(results: list[dict[str, Any]], page: str | None) -> None:
@@ -74,6 +69,7 @@ def print_results(results: list[dict[str, Any]], page: str | None) -> None:
             "no gates" if expected is None else f"{expected:.4f}",
         )
     console.print(table)
+    console.print(f"data: {first['data']}", soft_wrap=True)
     console.print(f"The true weights reach {format_number(first['oracle_value'])}. `fed-avg` sends all weights and is cut at the end.")
     if page:
         console.print(f"Quality against bytes: {page}")

@@ -123,7 +123,7 @@ def run(
             raise LocalClusterError(
                 f"the run ended as {state}: {reason}; logs are in {run_dir / 'logs'}; fix the cause, then {resume_hint(folder, run_dir)}"
             )
-    result = {**json_text.loads((run_dir / run_directory.RESULT).read_text()), "run": str(run_dir)}
+    result = {**run_directory.read_result(run_dir), "run": str(run_dir)}
     if json:
         print(json_text.dumps(result))
     elif not quiet:

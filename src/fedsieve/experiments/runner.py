@@ -85,8 +85,8 @@ def finished_result(run: ResolvedRun, folder: Path) -> dict[str, Any] | None:
     checkpoint.check_settings(before.settings_dict, run.settings_dict)
     if run.rounds < before.rounds:
         raise ValueError(f"rounds can only be raised: the run in {folder} has {before.rounds}; got --rounds {run.rounds}")
-    result = folder / run_directory.RESULT
-    return json.loads(result.read_text()) if result.exists() and run.rounds == before.rounds else None
+    is_finished = (folder / run_directory.RESULT).exists() and run.rounds == before.rounds
+    return run_directory.read_result(folder) if is_finished else None
 
 
 def resume_run(

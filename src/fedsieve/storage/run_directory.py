@@ -159,6 +159,11 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return decode_metrics(path.read_text(errors="replace").splitlines(), path)
 
 
+def read_result(folder: Path) -> dict[str, Any]:
+    """The result of a finished run."""
+    return json.loads((folder / RESULT).read_text())
+
+
 def to_toml(config: Mapping[str, Any]) -> str:
     """The configuration as TOML: single values first, then one table per section."""
     lines = [f"{key} = {_toml_value(value)}" for key, value in config.items() if not isinstance(value, Mapping) and value is not None]

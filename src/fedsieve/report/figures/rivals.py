@@ -31,6 +31,7 @@ def table_entries(rows: list[Row]) -> list[dict[str, Any]]:
             "target": target,
             "bytes to target": results.mean_and_sd(needed) if None not in needed else None,
             "density": 1.0 if equal_bytes.is_dense_model(entry) else done[0]["density"],
+            "data": done[0]["data"],
             "command": train_command(done[0]),
             "seeds": " ".join(str(row["seed"]) for row in done),
             "finished": f"{len(done)}/{len(group)}",
