@@ -191,6 +191,14 @@ def test_the_server_averages_the_multipliers_of_the_clients_and_sends_the_mean()
     assert float(start.multiplier) == pytest.approx(1.625)
 
 
+def test_a_client_keeps_its_multiplier_between_its_rounds():
+    weights, log_alpha = state(2)
+    client = Client(weights, log_alpha, torch.tensor([0.5, 2.0], dtype=torch.float64), OBJECTIVE.layout)
+    kept = LOCAL.engine_support.memory.after_reply(client, LOCAL.client_reply(client, CLOCK, stack_noise(2)))
+    assert kept["multiplier"].tolist() == [0.5, 2.0]
+    assert PLAIN.engine_support.memory is None
+
+
 def test_a_multiplier_of_each_client_needs_an_ascent_and_dense_examples():
     with pytest.raises(ValueError, match=r"dual-location client .* use --algorithm\.dual-update ascent"):
         replace(LOCAL, dual_rate=None, dual_update=DualUpdate.BISECTION)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fedsieve.algorithms import ALGORITHMS, algorithm_class
+from fedsieve.algorithms.flops_pa import DualLocation
 from fedsieve.estimators import SparseFederatedRegressor
 from fedsieve.experiments.config import Engine, FederationConfig, Precision
 from fedsieve.experiments.runner import start_run
@@ -52,6 +53,44 @@ def test_both_engines_keep_the_same_bits(method, failures):
             for name, vector in memory.vectors.items():
                 assert torch.equal(vector, other.result.memories[client].vectors[name])
         assert one.metrics["bytes_down"] == other.metrics["bytes_down"]
+
+
+def client_dual_run(**settings):
+    """FLoPS-PA whose clients ascend multipliers of their own."""
+    algorithm = algorithm_class("flops-pa")(dual_location=DualLocation.CLIENT, dual_rate=0.05, local_steps=3)
+    return run_of("flops-pa", **{"algorithm": algorithm, "rounds": 8, **settings})
+
+
+def test_multipliers_of_clients_are_numbers_of_their_own_and_the_same_in_both_engines():
+    loop, batched = (train_run(client_dual_run(engine=engine)) for engine in Engine)
+    memories, others = (steps[-1].result.memories for steps in (loop, batched))
+    assert memories.keys() == others.keys() and all(memory.vectors["multiplier"].shape == () for memory in memories.values())
+    assert all(torch.equal(memory.vectors["multiplier"], others[client].vectors["multiplier"]) for client, memory in memories.items())
+    assert len({float(memory.vectors["multiplier"]) for memory in memories.values()}) > 1
+    run = client_dual_run()
+    assert memory_bytes(run.algorithm, run.objective.layout, 12, run.dtype) == 12 * 8
+
+
+def test_a_client_continues_with_its_own_multiplier():
+    """The multiplier of a client that took part before differs from the one it would have from the broadcast."""
+    run = client_dual_run()
+    simulation, steps = Simulation(run), train_run(run)
+    before, after = steps[3].result, steps[4].result
+    again = [client for client in after.replied if client in before.memories]
+    assert again
+    (forgetful, *_) = run_rounds(run, simulation, RunState(before.server, 4, memories={}))
+    for client in again:
+        assert after.memories[client].vectors["multiplier"] != forgetful.result.memories[client].vectors["multiplier"]
+
+
+def test_a_run_with_multipliers_of_clients_resumes_to_the_same_bits(tmp_path):
+    run = client_dual_run()
+    whole = train_run(run)
+    checkpoint.save(tmp_path, 4, whole[3].result.server, run.settings_dict, whole[3].result.memories)
+    latest = checkpoint.latest(tmp_path)
+    state = RunState(latest.restore(initial_state(run, Simulation(run)).server), 4, memories=latest.memories)
+    (*_, last) = run_rounds(run, Simulation(run), state)
+    assert all(torch.equal(one, other) for one, other in zip(last.result.server[:4], whole[-1].result.server[:4], strict=True))
 
 
 @pytest.mark.parametrize("method", REMEMBERING)

@@ -47,7 +47,7 @@ class DualLocation(StrEnum):
     SERVER = "server"
     """the server, on the aggregated gates (decision B3)"""
     CLIENT = "client"
-    """each client, on its own gates, in every local step; the server averages the multipliers (decision B6)"""
+    """each client, on its own gates, in every local step; it keeps its multiplier between its rounds (decision B6)"""
 
 
 class Server(NamedTuple):
@@ -120,7 +120,7 @@ class FlopsPA(GatedAlgorithm):
     gate_encoding: GateEncoding = GateEncoding.LOG_ALPHA
     """what a message contains for a gate: z, or log_alpha"""
     dual_location: DualLocation = DualLocation.SERVER
-    """who ascends the multiplier: the server on the aggregated gates, or each client on its own gates, averaged like the weights"""
+    """who ascends the multiplier: the server on the aggregated gates, or each client its own one on its own gates"""
     min_default_gate: float = 1e-3
     """minimum gate of weights that are not in a message; with exactly 0 the support could never change"""
 
@@ -217,8 +217,8 @@ class FlopsPA(GatedAlgorithm):
     def ascend_locally(self, client: Client, clock: Clock) -> Float[Tensor, " k"]:
         """Return each client's multiplier after one local step: dual ascent with restart on its own constraint (L128, decision B6).
 
-        It starts from the broadcast, so that clients keep no state, and takes one step of the round's rate / n(B) on the gates before
-        the primal step.
+        It goes on from the client's last round, in its first one from the mean of the others in the broadcast, and takes one step of the
+        round's rate / n(B) on the gates before the primal step.
         """
         layout, density = client.layout, self.message_density(clock)
         rate = self.dual_rate_per_round(layout) / self.local_steps
@@ -317,7 +317,7 @@ class FlopsPA(GatedAlgorithm):
             self,
             deterministic=self.local_gate_noise is GateNoise.DETERMINISTIC,
             unseen_weights_are_equal=self.gate_encoding is GateEncoding.LOG_ALPHA,
-            needs_all_gates=self.dual_location is DualLocation.CLIENT,
+            has_client_multiplier=self.dual_location is DualLocation.CLIENT,
         )
 
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from fedsieve.algorithms.gated import GatedAlgorithm
 from fedsieve.core import constraint
 from fedsieve.core.feature_tables import FeatureTables
-from fedsieve.core.protocols import EngineSupport, LinearObjective
+from fedsieve.core.packets import Packet
+from fedsieve.core.protocols import EngineSupport, LinearObjective, MemorySupport
 from fedsieve.core.random import Draw
 from fedsieve.core.types import Batch, Clock
 
@@ -17,10 +18,22 @@ MAX_FIRST_ORDER_DRIFT = 0.01
 """The largest drift of log_alpha over a round that is applied in one step instead of step by step."""
 
 
+def kept_multiplier(client: Any, _: Packet) -> dict[str, Float[Tensor, " k"]]:
+    """Return the multipliers of a stack of clients after their local steps."""
+    return {"multiplier": client.multiplier}
+
+
+MULTIPLIER_MEMORY = MemorySupport(vectors=("multiplier",), after_reply=kept_multiplier, one_number=True)
+"""Each client's own multiplier (decision B6)."""
+
+
 def gated_support(
-    algorithm: GatedAlgorithm, *, deterministic: bool, unseen_weights_are_equal: bool, needs_all_gates: bool
+    algorithm: GatedAlgorithm, *, deterministic: bool, unseen_weights_are_equal: bool, has_client_multiplier: bool
 ) -> EngineSupport:
-    """Return the engine support; local steps use median gates if `deterministic`, else sampled gates."""
+    """Return the engine support; local steps use median gates if `deterministic`, else sampled gates.
+
+    A client with a multiplier of its own keeps it between its rounds, and ascends it on all gates.
+    """
 
     def apply_skipped_steps(client: Any, num_skipped: Float[Tensor, "k p"], clock: Clock) -> Any:
         return client._replace(log_alpha=drift_log_alpha(algorithm, client, num_skipped, clock))
@@ -40,7 +53,8 @@ def gated_support(
         unseen_weights_are_equal=unseen_weights_are_equal,
         apply_skipped_steps=apply_skipped_steps,
         fused_step=fused_step if single else None,
-        needs_all_weights="algorithm.dual-location client needs all gates in every local step" if needs_all_gates else None,
+        needs_all_weights="algorithm.dual-location client needs all gates in every local step" if has_client_multiplier else None,
+        memory=MULTIPLIER_MEMORY if has_client_multiplier else None,
     )
 
 

@@ -138,9 +138,11 @@ class MemorySupport:
     """
 
     vectors: tuple[str, ...]
-    """fields of the client state that are kept, with one value per parameter; they replace what `client_init` sets"""
+    """fields of the client state that are kept; they replace what `client_init` sets"""
     after_reply: Callable[[Any, Packet], dict[str, Tensor]]
-    """(stack of clients, their replies) -> these vectors (k, p) after the replies"""
+    """(stack of clients, their replies) -> these vectors (k, p), or numbers (k), after the replies"""
+    one_number: bool = False
+    """whether the fields hold one number instead of one value per parameter"""
     catch_up: "CatchUp | None" = None
     """messages that replace the broadcast for a client that has received an earlier one; None: all clients receive the broadcast"""
 

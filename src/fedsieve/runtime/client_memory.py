@@ -73,9 +73,9 @@ def store_memory(
 
 
 def memory_bytes(algorithm: Algorithm, layout: Layout, num_clients: int, dtype: torch.dtype) -> int:
-    """Return the size in bytes of the vectors that `num_clients` clients keep: clients x vectors x p x bytes per number."""
+    """Return the size in bytes of what `num_clients` clients keep: clients x vectors x p x bytes per number, or p = 1 for a number."""
     support = algorithm.engine_support.memory
-    return 0 if support is None else num_clients * len(support.names) * layout.size * dtype.itemsize
+    return 0 if support is None else num_clients * len(support.names) * (1 if support.one_number else layout.size) * dtype.itemsize
 
 
 def require_memory(algorithm: Algorithm, layout: Layout, num_clients: int, dtype: torch.dtype) -> None:
@@ -92,9 +92,10 @@ def describe_memory(algorithm: Algorithm, layout: Layout, num_clients: int, dtyp
     """Return what the clients keep between their rounds, in words."""
     support = algorithm.engine_support.memory
     assert support is not None
+    numbers = "1 number" if support.one_number else f"{layout.size} weights"
     return (
         f"the clients keep {format_bytes(memory_bytes(algorithm, layout, num_clients, dtype))} between their rounds "
-        f"({num_clients} clients x {' and '.join(support.names)} x {layout.size} weights x {dtype.itemsize} bytes)"
+        f"({num_clients} clients x {' and '.join(support.names)} x {numbers} x {dtype.itemsize} bytes)"
     )
 
 
