@@ -19,12 +19,11 @@ def final_densities(config):
 
 
 @pytest.mark.usefixtures("few_test_rows")
-@pytest.mark.parametrize("density", [0.5, 0.02])
+@pytest.mark.parametrize("density", [0.5, 0.1, 0.02])
 @pytest.mark.parametrize(
     ("algorithm", "rounds"),
     [
-        ("flops", 3),
-        ("flops-pa", 3),
+        *((name, rounds) for name in ALGORITHMS for rounds in (1, 2, 3)),
         ("flops-pa", 10),
         *(pytest.param(*case, marks=pytest.mark.long) for case in (("flops", 10), ("flops", 40), ("flops-pa", 40))),
     ],

@@ -287,12 +287,17 @@ class GatedAlgorithm(BaseAlgorithm, ABC):
     def top_mask(
         self, weights: Float[Tensor, "*k p"], log_alpha: Float[Tensor, "*k p"], layout: Layout, clock: Clock
     ) -> Bool[Tensor, "*k p"]:
-        """Return the mask of the top m of theta."""
-        return topk.top_mask(self.importance(weights, log_alpha), self.message_budget(layout, clock), layout.groups)
+        """Return the mask of the top m of theta: of this round's messages, in the last round of the final model."""
+        is_last = clock.round == clock.num_rounds - 1
+        budget = self.final_budget(layout) if is_last else self.message_budget(layout, clock)
+        return topk.top_mask(self.importance(weights, log_alpha), budget, layout.groups)
 
     def scalings_left(self, clock: Clock) -> int:
-        """Return the number of rounds left, this one included, or 0 before scaling starts."""
-        return clock.num_rounds - clock.round if clock.round >= max(self.scaling_start * clock.num_rounds, self.warmup) else 0
+        """Return the number of rounds left, this one included, or 0 before scaling starts; it starts in the last round at the latest."""
+        start = self.scaling_start * clock.num_rounds
+        if self.scaling_start < 1:
+            start = min(start, clock.num_rounds - 1)
+        return clock.num_rounds - clock.round if clock.round >= max(start, self.warmup) else 0
 
     def scale_log_alpha(
         self, log_alpha: Float[Tensor, "*k p"], mask: Bool[Tensor, "*k p"] | bool, scalings_left: int
