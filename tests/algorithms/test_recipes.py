@@ -263,3 +263,27 @@ def test_every_entry_point_takes_the_recipe(tmp_path, monkeypatch):
     assert main([*words, *small, "--out", "both"]) == 0
     assert load_run(tmp_path / "both" / "flops-pa-seed0").algorithm.recipe is Recipe.PAPER
     assert load_run(tmp_path / "both" / "fed-avg-seed0").algorithm == resolve(RunConfig(algorithm_name="fed-avg")).algorithm
+
+
+@pytest.mark.usefixtures("few_test_rows")
+def test_a_comparison_says_which_algorithms_have_the_recipe(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small = ["--data.num-examples", "100", "--data.num-features", "40", "--federation.clients", "5", "--federation.participation", "0.4"]
+    words = ["compare", "--algorithms", "sieve,flops-pa", "--seeds", "0", "--rounds", "1", *small]
+    assert main([*words, "--algorithm.recipe", "paper"]) == 0
+    said = capsys.readouterr().out
+    assert "flops-pa (paper)" in said and "sieve (paper)" not in said
+    assert "recipe paper in brackets; without recipes, with their defaults: sieve" in said
+    assert main([*words, "--out", "plain"]) == 0
+    assert "recipe" not in capsys.readouterr().out
+
+
+def test_the_short_help_shows_the_recipe(capsys):
+    assert main(["train", "--algorithm", "flops", "--help"]) == 0
+    assert "--algorithm.recipe" in capsys.readouterr().out
+
+
+def test_an_unknown_option_lists_those_whose_names_contain_it(capsys):
+    assert main(["train", "--algorithm", "flops", "--algorithm.rate", "0.1"]) == 2
+    listed = capsys.readouterr().err
+    assert "--algorithm.server-learning-rate" in listed and "--algorithm.gate-rate" in listed and "--algorithm.bits" not in listed

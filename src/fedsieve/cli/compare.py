@@ -87,7 +87,8 @@ def compare(values: Mapping[str, Any]) -> int:
     }
     result = comparison.compare_histories(histories, runs[0][0].metric, seeds)
     described = (run_directory.read_result(folder / comparison.run_name(run))["data"] for per_seed in runs for run in per_seed)
-    result = {"run": str(folder), "task": task, "data": "; ".join(dict.fromkeys(described)), **result}
+    recipes = {name: algorithm_options[name].get("recipe") for name in names}
+    result = {"run": str(folder), "task": task, "data": "; ".join(dict.fromkeys(described)), "recipes": recipes, **result}
     run_directory.atomic_write(folder / run_directory.RESULT, json.dumps(result, indent=1).encode())
     result["report"] = write_default_report(folder)
     if options.json:
@@ -158,14 +159,20 @@ def print_comparison(result: dict[str, Any]) -> None:
         for name, entry in result["algorithms"].items():
             part = entry[key]
             own = "" if name == result["base"] else _format_difference(part)
+            recipe = result["recipes"][name]
             table.add_row(
-                name,
+                name if recipe is None else f"{name} ({recipe})",
                 _format_mean_and_sd(part),
                 own,
                 "" if entry["tdr"]["mean"] is None else f"{entry['tdr']['mean']:.2f}",
                 format_bytes(entry["bytes_up"] + entry["bytes_down"]),
             )
         console.print(table)
+    if recipe := next(filter(None, result["recipes"].values()), None):
+        others = ", ".join(name for name in result["recipes"] if result["recipes"][name] is None)
+        console.print(
+            f"recipe {recipe} in brackets" + (f"; without recipes, with their defaults: {others}" if others else ""), soft_wrap=True
+        )
     console.print(f"data: {result['data']}", soft_wrap=True)
     console.print(f"runs in {result['run']}")
     if result["report"]:

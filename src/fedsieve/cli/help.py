@@ -26,7 +26,7 @@ COMMON_OPTIONS = {
     "data": ("num_examples", "num_features", "true_density", "path", "target", "client", "source"),
     "federation": ("clients", "participation", "partition", "alpha", "aggregator"),
     "topology": ("name",),
-    "algorithm": ("batch_size", "local_steps", "learning_rate", "bits"),
+    "algorithm": ("recipe", "batch_size", "local_steps", "learning_rate", "bits"),
 }
 """The options of sections that --help shows; --help-all shows all."""
 RARE_OPTIONS = (

@@ -36,8 +36,7 @@ class TrainOptions:
     """Options of the command, beside the settings of the run."""
 
     tune_trials: int | None = None
-    """number of option sets to try on validation examples; the best is used. Six are the defaults, two learning rates,
-    another end of the density schedule, another start density or number k of entries, and other bits; more try other options"""
+    """option sets to try on validation examples: defaults, two rates, schedule end, start density or k, bits, then others; the best wins"""
     config: Path | None = None
     """TOML file with any of these settings; options on the command line take precedence"""
     out: Path | None = None

@@ -98,14 +98,18 @@ def _display(prefix: str, key: str) -> str:
 
 
 def _suggest(key: str, types: Mapping[str, Any], prefix: str) -> str:
-    """Return the setting of the same section, or else of any section, with a similar name; if there is none, all of the section."""
+    """Return the setting of the same section, or else of any section, with a similar name.
+
+    If there is none, return those of the section whose names contain the unknown one, or all.
+    """
     section, _, name = key.rpartition(".")
     siblings = [known for known in types if known.rpartition(".")[0] == section]
     for keys, min_similarity in ((siblings, 0.7), (types, 0.9)):
         by_name = {known.rpartition(".")[2]: known for known in keys}
         if close := get_close_matches(name, by_name, 1, min_similarity):
             return f"did you mean {_display(prefix, by_name[close[0]])}?"
-    members = [known for known in types if known.startswith(f"{key}.")] or siblings
+    containing = [known for known in siblings if name in known.rpartition(".")[2]]
+    members = [known for known in types if known.startswith(f"{key}.")] or containing or siblings
     if not members:
         return f"the sections are {', '.join(dict.fromkeys(known.rpartition('.')[0] for known in types if '.' in known))}"
     return f"there are {', '.join(_display(prefix, known) for known in members)}"
