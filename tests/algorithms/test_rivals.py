@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedsieve.algorithms.eden import Eden
-from fedsieve.algorithms.fed_dst import FedDST
+from fedsieve.algorithms.fed_dst import Client, FedDST
 from fedsieve.algorithms.sign_ht import SignHT
 from fedsieve.algorithms.ssfl import SSFL, Saliency
 from fedsieve.core.aggregation import ClientWeighting
@@ -162,13 +162,26 @@ def test_fed_dst_prunes_by_magnitude_regrows_by_gradient_and_averages_over_holde
             step = RATE * gradient(theta, client)
             theta, steps = theta - step * mask, steps + step
         kept, grown = top(theta, M // 2), top(steps * (1 - mask), M // 2)
-        local = rounded(theta * kept - steps * grown)
+        limit = float((theta * mask).square().sum() / M) ** 0.5
+        local = rounded(theta * kept - steps.clamp(-limit, limit) * grown)
         torch.testing.assert_close(replies[client].packet.field_dense("theta", torch.float64), local)
         assert len(replies[client].packet.support) == M
         total, share = total + weight * local, share + weight * (kept + grown)
     mean = torch.where(share > 0, total / share, 0.0)
     torch.testing.assert_close(after.theta, mean * top(mean, M))
     assert after.mask.sum() == M
+
+
+def test_a_regrown_weight_of_fed_dst_is_no_larger_than_kept_weights_usually_are():
+    algorithm = make(FedDST, adjust_fraction=0.5, adjust_interval=1)
+    mask = torch.zeros(1, F, dtype=torch.float64)
+    mask[0, :M] = 1.0
+    theta = torch.arange(1.0, F + 1, dtype=torch.float64)[None] * mask
+    usual = float(theta[0, :M].square().mean().sqrt())
+    steps = torch.full_like(theta, 0.01)
+    steps[0, -1], steps[0, -2] = 1e6, -1e6
+    start = algorithm.regrown_weights(Client(theta, mask, steps, MODEL.layout))
+    assert start[0, -2:].tolist() == pytest.approx([usual, -usual]) and start[0, M].item() == -0.01
 
 
 def test_fed_dst_adjusts_the_mask_every_few_rounds_by_a_fraction_that_decays():

@@ -40,7 +40,13 @@ def noisy_line(rng):
     return x, x[:, 0] + 3 * rng.normal(size=300)
 
 
-TABLES = (separable_classes, heavy_tails, noisy_classes, noisy_line)
+def lognormal_features(rng):
+    """Lognormal features, and noise whose variance is infinite."""
+    x = np.exp(rng.normal(size=(500, 20)))
+    return x, x[:, :10] @ rng.normal(size=10) + rng.standard_t(1.5, 500)
+
+
+TABLES = (separable_classes, heavy_tails, noisy_classes, noisy_line, lognormal_features)
 
 
 def final_value(config):

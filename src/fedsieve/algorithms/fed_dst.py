@@ -8,8 +8,9 @@
 
 A reply has positions only if its mask differs from the broadcast.
 
-A regrown weight starts where the steps of this round along its gradient lead. At zero, where the reference implementation leaves it, the
-server's pruning by magnitude would remove it first. The gradient is that of all mini-batches of the round; the last one has more noise.
+A regrown weight starts where the steps of this round along its gradient lead, but no larger than the kept weights of its layer usually are.
+At zero, where the reference implementation leaves it, the server's pruning by magnitude would remove it first. The gradient is that of all
+mini-batches of the round; the last one has more noise.
 """
 
 from collections.abc import Sequence
@@ -117,8 +118,19 @@ class FedDST(BaseAlgorithm):
         theta, mask = client.theta, client.mask > 0
         if fraction := self.current_adjust_fraction(clock):
             mask = self.adjust_mask(theta, client.steps, mask, client.layout, fraction)
-            theta = torch.where(client.mask > 0, theta, -client.steps)
+            theta = torch.where(client.mask > 0, theta, self.regrown_weights(client))
         return sparse_packet(topk.mask_to_indices(mask), {"theta": theta}, self.bits, draw)
+
+    def regrown_weights(self, client: Client) -> Float[Tensor, "k p"]:
+        """Return where weights outside the mask start: where the steps lead, at most the root mean square of their layer's kept weights.
+
+        The gradients of these steps do not see the weight move, so the sum may lead up to `local_steps` times too far.
+        """
+        starts = []
+        for part, kept in self.final_budget(client.layout):
+            limit = ((client.theta * client.mask)[..., part].square().sum(-1, keepdim=True) / max(kept, 1)).sqrt()
+            starts.append((-client.steps[..., part]).minimum(limit).maximum(-limit))
+        return torch.cat(starts, dim=-1)
 
     def adjust_mask(
         self, theta: Float[Tensor, "k p"], steps: Float[Tensor, "k p"], mask: Bool[Tensor, "k p"], layout: Layout, fraction: float
