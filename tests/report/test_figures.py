@@ -1,5 +1,6 @@
 """Figures of studies show what the rows say: the drawn series, and nothing else."""
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -173,3 +174,36 @@ def test_a_table_is_drawn_with_its_numbers_and_the_papers(draw):
     for name, value in (("LR  FLoPS, recommended (0.05)", 0.92), ("LR  FLoPS, as published (0.05)", 0.80)):
         points = {float(line.get_xdata()[0]) for line in quality.lines if list(line.get_ydata()) == [names.index(name)]}
         assert {round(point, 6) for point in points} == {value, 0.91}
+
+
+def constraint_rows(task, data, *, seeds):
+    rows = []
+    variants = [
+        ("sieve", "bisection, schedule of sieve"),
+        *(("flops", f"variant {i}") for i in range(5)),
+        ("flops-pa", "a"),
+        ("flops-pa", "b"),
+    ]
+    for start, (i, (algorithm, variant)) in product(("dense", "sparse"), enumerate(variants)):
+        label = {"task": task, "algorithm": algorithm, "variant": variant, "target": 0.05, "start": start}
+        for seed in range(seeds + (i == 0)):
+            entry = traced(label, seed, expected_density=0.05, test_density=0.05) | {"data": data}
+            entry["curves"]["multiplier"] = [-0.4, 1e-3, 0.05, 3.0]
+            rows.append(entry)
+    return rows
+
+
+def test_the_constraint_is_drawn_with_distinct_colours_readable_ticks_and_its_own_caption(draw):
+    figure = draw("constraint", [*constraint_rows("lr", "generated", seeds=2), *constraint_rows("mnist", "MNIST", seeds=2)])[
+        "constraint-lr-dense"
+    ]
+    figure.canvas.draw()
+    for axes in figure.get_axes()[:2]:
+        boxes = [label.get_window_extent() for label in axes.get_yticklabels() if label.get_text()]
+        assert len(boxes) > 1 and not any(one.overlaps(other) for one, other in zip(boxes, boxes[1:], strict=False))
+    texts = [text.get_text() for part in figure.subfigs for text in part.texts]
+    assert texts[-1] == "lr: generated"
+    (legend,) = (legend for part in figure.subfigs for legend in part.legends)
+    assert legend.get_title().get_text() == "lines: mean of 2 to 3 seeds; bands: ± 1 sd"
+    colours = [line.get_color() for line in legend.get_lines()]
+    assert len(set(colours)) == len(colours) == 9

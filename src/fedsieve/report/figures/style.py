@@ -203,6 +203,20 @@ def num_finished_seeds(rows: Sequence[Row]) -> int:
     return len(results.distinct_seeds(results.done_rows(rows)))
 
 
+def count_seeds(groups: Sequence[Sequence[Row]]) -> int | str:
+    """Return the number of seeds of each line, or the smallest and the largest number."""
+    low, *_, high = sorted(num_finished_seeds(group) for group in groups) * 2
+    return low if low == high else f"{low} to {high}"
+
+
+def set_symlog(axes: Axes, linear_below: float, decades: Sequence[int]) -> None:
+    """Make the vertical axis logarithmic on both sides of a linear part, with ticks at 0 and at those of these decades that it shows."""
+    axes.set_yscale("symlog", linthresh=linear_below)
+    low, high = axes.get_ylim()
+    powers = [sign * 10.0**decade for sign in (-1, 1) for decade in decades]
+    axes.set_yticks([0.0, *(power for power in powers if low <= power <= high)])
+
+
 def create_panels(figure: FigureBase, num_columns: int, num_rows: int = 1, *, num_used: int | None = None) -> list[Axes]:
     """Return a grid of panels, row by row, without the unused ones at the end."""
     panels = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)

@@ -1,5 +1,7 @@
 """The figures of the sweeps: learning rates, starts, bytes, and the constraint."""
 
+from dataclasses import replace
+from math import floor, log10
 from typing import Any
 
 import numpy as np
@@ -98,17 +100,18 @@ def draw_constraint(rows: StudyRows, writer: FigureWriter) -> None:
         for start in ("dense", "sparse"):
             part = results.filter_rows(rows, task=task, start=start)
             title = f"{style.TASK_LABELS.get(task, task)}, {start} start, log-alpha scaling off"
-            _draw_constraint_figure(part, title, f"constraint-{task}-{start}", writer)
+            _draw_constraint_figure(part, title, f"constraint-{task}-{start}", replace(writer, caption=results.describe_data(part)))
 
 
 def _draw_constraint_figure(rows: StudyRows, title: str, name: str, writer: FigureWriter) -> None:
     targets = results.label_values(rows, "target")
     variants = results.label_values(rows, "algorithm", "variant")
+    colours = [colour for colour in style.PALETTE if colour != style.REFERENCE_COLOUR]
     with writer.figure(name, max(1.2 + 2.0 * len(targets), 7.2), 4.6) as figure:
         panels = style.create_panels(figure, len(targets), 2)
         for i, target in enumerate(targets):
             density_axes, multiplier_axes = panels[i], panels[len(targets) + i]
-            for j, (colour, (algorithm, variant)) in enumerate(zip(style.PALETTE, variants, strict=False)):
+            for j, (colour, (algorithm, variant)) in enumerate(zip(colours, variants, strict=False)):
                 group = results.filter_rows(rows, target=target, algorithm=algorithm, variant=variant)
                 line = {"color": colour, "zorder": 2 + 1 / (1 + j)}  # sieve on top of lines that coincide
                 style.plot_mean_sd(density_axes, group, "expected_density", label=f"{style.ALGORITHM_LABELS[algorithm]}: {variant}", **line)
@@ -116,12 +119,12 @@ def _draw_constraint_figure(rows: StudyRows, title: str, name: str, writer: Figu
                 if algorithm == REFERENCE_ALGORITHM or not variant.startswith(BISECTION):  # with bisection FLoPS keeps no multiplier
                     style.plot_mean_sd(multiplier_axes, group, "multiplier", color=colour)
             density_axes.axhline(target, color=style.REFERENCE_COLOUR, linewidth=0.9, label="target")
-            density_axes.set_yscale("symlog", linthresh=target / 10)
             density_axes.set(title=f"target {target:g}", ylim=(-target / 40, 1.3))
-            multiplier_axes.set_yscale("symlog", linthresh=1e-4)
+            style.set_symlog(density_axes, target / 10, range(floor(log10(target)), 1))
+            style.set_symlog(multiplier_axes, 1e-4, (-3, -1, 1, 3))
             multiplier_axes.set_xlabel("round")
         panels[0].set_ylabel("fraction of gates")
         panels[len(targets)].set_ylabel("multiplier")
         legend = "solid: expected density, dashed: open test-time gates; multiplier of sieve and mirror ascent: a shift of log-alpha"
         figure.suptitle(f"{title}\n{legend}", fontsize=8.5)
-        style.add_legend(figure, panels, style.num_finished_seeds(rows), 2)
+        style.add_legend(figure, panels, style.count_seeds(group_by_label(rows)), 2)
