@@ -1,8 +1,8 @@
 """Write the results of studies into the documentation: `python tools/publish_results.py reports`.
 
-Reads the folders of `fedsieve reproduce`, and writes docs/data, docs/images, the sections of docs/results.md, docs/topologies.md,
-docs/reliability.md, docs/density.md and README.md between `<!-- NAME -->` and `<!-- /NAME -->`, and the rows of the table of figures in
-docs/results.md. A study that is not in the folder keeps its section or row, and its checks of claims.
+Reads the folders of `fedsieve reproduce`, and writes docs/data, docs/images and the sections of docs/results.md, docs/figures.md,
+docs/topologies.md, docs/reliability.md, docs/density.md and README.md between `<!-- NAME -->` and `<!-- /NAME -->`. A study that is not
+in the folder keeps its section and its checks of claims.
 """
 
 import csv
@@ -60,15 +60,13 @@ CELL_NOTE = f"quality / TDR (MC: of features); a FLoPS cell that misses the pape
 
 def main(reports: Path) -> None:
     """Publish every study in a folder."""
-    pages = {name: (DOCS / name).read_text() for name in ("results.md", "topologies.md", "reliability.md")}
+    pages = {name: (DOCS / name).read_text() for name in ("results.md", "figures.md", "topologies.md", "reliability.md")}
     studies = {path.parent.name: path.parent for path in sorted(reports.glob(f"*/{results.PLAN_FILE}"))}
     for name, folder in studies.items():
         publish_files(name, folder)
-        if name in TABLES:
+        if name in TABLES or name in IMAGES:
             page = next(page for page, text in pages.items() if f"<!-- {name} -->" in text)
             pages[page] = replace_section(pages[page], name, study_section(name, folder))
-        elif name in IMAGES:
-            pages["results.md"] = replace_row(pages["results.md"], name, figure_row(name, study_table_of(name, folder).notes))
     rows = {name: results.read_rows(folder) for name, folder in studies.items() if name in PAPER_STUDIES}
     found = claims.make_document(rows, common_scale(studies))
     document = with_other_studies(found, json.loads((DOCS / "data" / results.CLAIMS_FILE).read_text()), studies)
@@ -125,11 +123,6 @@ def study_table_of(name: str, folder: Path) -> StudyTable:
     return tables.study_table(name, plan["description"], plan["scale"], results.read_rows(folder))
 
 
-def replace_row(text: str, name: str, row: str) -> str:
-    """Return a page with another row of a study in the table of figures."""
-    return "\n".join(row if line.startswith(f"| `{name}` |") else line for line in text.split("\n"))
-
-
 def publish_files(name: str, folder: Path) -> None:
     """Copy the figure of a study, and write its CSV file."""
     if name in IMAGES:
@@ -139,7 +132,7 @@ def publish_files(name: str, folder: Path) -> None:
 
 
 def study_section(name: str, folder: Path) -> str:
-    """Return figure, one paragraph (caption, command, notes, file with all numbers) and table of a study as Markdown."""
+    """Return figure, one paragraph (caption, command, notes, file with all numbers) and table of a study as Markdown, if it has them."""
     table = study_table_of(name, folder)
     parts, text = [], ""
     if name in IMAGES:
@@ -147,23 +140,22 @@ def study_section(name: str, folder: Path) -> str:
         parts.append(f"![{caption}](images/{image}.png)")
         text = f"{caption}. "
     notes = table.notes
-    if TABLES[name] is cell_table:
+    if name not in TABLES:
+        notes = with_count_of_unfinished(notes)
+    elif TABLES[name] is cell_table:
         notes = [*(note for note in notes if not note.startswith(OMITTED_NOTES)), CELL_NOTE]
     elif TABLES[name] is overview_table:
         notes = [*notes, PROJECTION_NOTE]
     text += f"`fedsieve reproduce {name} --scale {results.read_plan(folder)['scale']}`: {'; '.join(notes)}. "
     text += f"All numbers: [{name}.csv](data/{name}.csv)."
     parts.append(fill(text, MAX_LINE_LENGTH, break_long_words=False, break_on_hyphens=False))
-    return "\n\n".join([*parts, TABLES[name](table)])
+    return "\n\n".join([*parts, TABLES[name](table)] if name in TABLES else parts)
 
 
-def figure_row(name: str, notes: Sequence[str]) -> str:
-    """Return the row of a study in the table of figures."""
-    image, caption = IMAGES[name]
+def with_count_of_unfinished(notes: Sequence[str]) -> list[str]:
+    """Return notes with one line in place of those that list runs that did not finish."""
     unfinished = sum(note.startswith("**") for note in notes)
-    kept = [note for note in notes if not note.startswith("**")] + [f"{unfinished} sets of runs did not finish"] * (unfinished > 0)
-    runs = "; ".join(kept).replace("|", "/")
-    return f"| `{name}` | [{caption}](images/{image}.png) | {runs} | [{name}.csv](data/{name}.csv) |"
+    return [note for note in notes if not note.startswith("**")] + [f"{unfinished} sets of runs did not finish"] * (unfinished > 0)
 
 
 def overview_table(table: StudyTable) -> str:
@@ -286,7 +278,7 @@ TABLES = {
     "ablation": ablation_table,
     "topologies": topology_table,
 }
-"""Studies with a section on the page; others with a figure have a row in the table of figures. All numbers are files in docs/data."""
+"""Studies with a table on a page; others with a figure have a section without one. All numbers are files in docs/data."""
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))

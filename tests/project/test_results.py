@@ -1,6 +1,7 @@
 """The tables of the results page are those of their data files."""
 
 import csv
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from fedsieve.report.figures.ablation import DIFFERENCE_TO_DEFAULT
 from fedsieve.report.tables import StudyTable
 
 ROOT = Path(__file__).parents[2]
-PAGE, *OTHERS = ((ROOT / "docs" / name).read_text() for name in ("results.md", "topologies.md", "reliability.md"))
+PAGE, *OTHERS = ((ROOT / "docs" / name).read_text() for name in ("results.md", "figures.md", "topologies.md", "reliability.md"))
 PAGES = "".join((PAGE, *OTHERS))
 NUMBERS = ("truth", "target", "paper", "error", DIFFERENCE_TO_DEFAULT, "bytes of a node", "rounds to target")
 
@@ -61,12 +62,12 @@ def test_the_page_on_densities_shows_the_stored_runs_of_sieve(tool):
     assert tool.replace_section(page, "density", tool.density_table(rows, tool.data_of_tasks(PAGE))) == page, "run tools/publish_results.py"
 
 
-def test_every_figure_has_a_row_or_a_section(tool):
+def test_every_figure_is_shown_in_its_section(tool):
     for name, (image, _) in tool.IMAGES.items():
-        assert f"<!-- {name} -->" in PAGES or f"| `{name}` |" in PAGE
-        if f"(images/{image}.png)" in PAGES:
-            assert (ROOT / "docs" / "images" / f"{image}.png").exists() and (ROOT / "docs" / "data" / f"{name}.csv").exists()
+        section = PAGES.split(f"<!-- {name} -->")[1].split(f"<!-- /{name} -->")[0]
+        assert re.search(rf"^!\[.+\]\(images/{image}\.png\)$", section, re.MULTILINE)
+        assert (ROOT / "docs" / "images" / f"{image}.png").exists() and (ROOT / "docs" / "data" / f"{name}.csv").exists()
 
 
 def test_the_page_is_short():
-    assert len(PAGE.splitlines()) <= 200
+    assert len(PAGE.splitlines()) <= 220

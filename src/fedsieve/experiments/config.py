@@ -139,7 +139,7 @@ class RunConfig:
     refit: bool | None = None
     """fit the kept weights of a linear model to all examples after the last round: at most 30 messages each way (default: for task file)"""
     centralized: bool = False
-    """train one client that holds all examples, as an upper bound"""
+    """train one client that holds all examples in one place, as a reference"""
     centralized_steps: CentralizedSteps = CentralizedSteps.FEDERATION
     """gradients per round of --centralized: as many as the whole cohort of the federation, or as many as one client"""
     data: Any = None
