@@ -219,6 +219,20 @@ def test_a_formula_that_diverges_is_named_in_one_line(words, formula, capsys, tm
 
 
 @pytest.mark.usefixtures("few_test_rows")
+def test_a_result_worse_than_the_zero_model_names_the_formula(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small = ["--data.num-examples", "400", "--data.num-features", "100", "--federation.clients", "10", "--rounds", "2", "--quiet"]
+    rates = {"bad": "0.03", "good": "0.001"}
+    for out, rate in rates.items():
+        words = ["--algorithm", "flops", "--algorithm.recipe", "paper", "--algorithm.server-learning-rate", rate]
+        assert main(["train", *words, *small, "--algorithm.exchanges", "4", "--out", out]) == 0
+    bad, good = (json.loads((tmp_path / out / "result.json").read_text()) for out in rates)
+    assert bad["value"] < -0.1 and bad["note"].startswith("worse than a model with all weights zero: the paper's step theta~ - eta g")
+    assert "lower algorithm.server-learning-rate 0.03" in bad["note"]
+    assert good["value"] > 0 and good["note"] is None
+
+
+@pytest.mark.usefixtures("few_test_rows")
 def test_a_formula_that_cannot_run_as_printed_is_reported(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, lines = lines_of(capsys, "--algorithm", "flops-pa", "--rounds", "2")
@@ -287,3 +301,14 @@ def test_an_unknown_option_lists_those_whose_names_contain_it(capsys):
     assert main(["train", "--algorithm", "flops", "--algorithm.rate", "0.1"]) == 2
     listed = capsys.readouterr().err
     assert "--algorithm.server-learning-rate" in listed and "--algorithm.gate-rate" in listed and "--algorithm.bits" not in listed
+
+
+@pytest.mark.parametrize("task", ["lr", "lg"])
+def test_an_option_that_the_recipe_sets_needs_no_effect(task):
+    """Prune start has no effect without scaling, and the recipe has another value for each kind of loss."""
+    run = resolve(RunConfig(task=task, algorithm_name="flops", algorithm={"recipe": "paper", "log_alpha_scaling": "off"}))
+    assert run.algorithm.log_alpha_scaling is LogAlphaScaling.OFF
+    with pytest.raises(ValueError, match=r"algorithm\.scaling-start 0\.3 has no effect"):
+        resolve(
+            RunConfig(task=task, algorithm_name="flops", algorithm={"recipe": "paper", "log_alpha_scaling": "off", "scaling_start": 0.3})
+        )

@@ -1,36 +1,44 @@
-"""docs/differences.md lists exactly the options in which the recommended recipe and the paper's differ."""
+"""docs/differences.md lists exactly the options in which the recommended recipe and the paper's differ, with both values."""
 
-import re
 from pathlib import Path
 
 import pytest
 
-from fedsieve.core.settings import flatten
-from fedsieve.experiments.config import RunConfig
-from fedsieve.experiments.resolve import resolve
 
-PAGE = (Path(__file__).parents[2] / "docs" / "differences.md").read_text()
-ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line.startswith("| `--")]
-ALGORITHMS = {"flops": "FLoPS", "flops-pa": "FLoPS-PA"}
-
-
-def settings(algorithm, recipe):
-    run = resolve(RunConfig(task="lr", algorithm_name=algorithm, algorithm={"recipe": recipe}))
-    return {f"--{key.replace('_', '-')}": value for key, value in flatten(run.settings_dict).items() if key != "algorithm.recipe"}
+@pytest.fixture
+def tool(monkeypatch):
+    """The tool that measures the differences and writes the page."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "tools")
+    return __import__("measure_differences")
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_table_lists_the_options_in_which_the_recipes_differ(algorithm):
-    paper, recommended = settings(algorithm, "paper"), settings(algorithm, "recommended")
-    differing = {key for key in paper | recommended if paper.get(key) != recommended.get(key)}
-    listed = [re.findall(r"`(--[\w.-]+)", row[0])[0] for row in ROWS if ALGORITHMS[algorithm] in row[1].split(", ")]
-    assert sorted(listed) == sorted(differing)
+def test_the_stored_differences_are_those_of_both_recipes(tool):
+    for algorithm in tool.ALGORITHMS:
+        stored = [row for row in tool.read_rows() if row["algorithm"] == algorithm]
+        assert [row["option"] for row in stored if row["task"] == "lr"] == tool.differing_options(algorithm)
+        for row in stored:
+            found = tool.shown_values(algorithm, row["option"], row["task"])
+            assert {name: row[name] for name in found} == found, "run tools/measure_differences.py"
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_option_of_a_row_restores_the_papers_value(algorithm):
-    paper = settings(algorithm, "paper")
-    for row in ROWS:
-        key, *value = row[0].strip("`").split()
-        if ALGORITHMS[algorithm] in row[1].split(", ") and value:
-            assert value == [str(paper[key])]
+def test_the_page_shows_the_stored_differences(tool):
+    page = tool.PAGE.read_text()
+    assert tool.insert_table(page, tool.read_rows()) == page, "run tools/measure_differences.py"
+
+
+def test_a_difference_is_measured_alone_or_with_the_options_that_it_needs(tool):
+    (changed, base) = tool.measured_runs("flops-pa", "algorithm.bits", "lr")
+    assert (changed, base) == ({"algorithm.bits": 32}, {})
+    (changed, base) = tool.measured_runs("flops-pa", "algorithm.step-rule", "mc")
+    assert changed.keys() == {"algorithm.step-rule", "algorithm.learning-rate"} and base == {}
+    (changed, base) = tool.measured_runs("flops-pa", "algorithm.log-alpha-limit", "mc")
+    assert base == {"algorithm.gate-encoding": "gates"} and changed == base | {"algorithm.log-alpha-limit": float("inf")}
+    for algorithm in tool.ALGORITHMS:
+        for option in tool.differing_options(algorithm):
+            assert tool.DIFFERENCES[option].paper and tool.DIFFERENCES[option].reason
+
+
+def test_the_worth_of_an_option_is_its_mean_change_over_the_seeds(tool):
+    rows = [{"algorithm": "flops", "task": task, "seed 100": "0.0100", "seed 101": "-0.0300"} for task in ("lr", "lg")]
+    rows.append({"algorithm": "flops", "task": "mc", "seed 100": "diverged", "seed 101": "0.1000"})
+    assert tool.format_worth(rows) == "FLoPS -.010, -.010, diverged"

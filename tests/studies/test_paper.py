@@ -1,6 +1,7 @@
 """Runs of the paper's studies have the options that their settings name."""
 
 from itertools import product
+from math import inf
 
 import pytest
 
@@ -21,12 +22,13 @@ def published_run(task, algorithm_name, **settings):
 
 
 @pytest.mark.parametrize(("task", "skew"), [*product(paper.SYNTHETIC_TASKS, (IID, NON_IID))])
-@pytest.mark.parametrize("true_density", [paper.SPARSE, paper.DENSE])
-def test_fed_iter_ht_as_published_has_every_published_option(task, skew, true_density):
-    run = published_run(task, "fed-iter-ht", skew=skew, true_density=true_density)
-    published = paper.published_options(task, "fed-iter-ht", true_density, skew)
+@pytest.mark.parametrize("density", [paper.SPARSE, paper.DENSE])
+@pytest.mark.parametrize("algorithm_name", ["fed-iter-ht", "flops", "flops-pa"])
+def test_a_run_as_published_has_every_published_option(algorithm_name, task, skew, density):
+    run = published_run(task, algorithm_name, skew=skew, target_density=density)
+    published = paper.published_options(task, algorithm_name, density, skew)
     assert {name: getattr(run.algorithm, name) for name in published} == published
-    assert run.federation.client_weighting == "uniform"
+    assert (run.federation.client_weighting, run.federation.max_norm_ratio) == ("uniform", inf)
 
 
 @pytest.mark.parametrize(("task", "algorithm_name"), [*product(paper.SYNTHETIC_TASKS, ("flops", "flops-pa"))])

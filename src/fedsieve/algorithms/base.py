@@ -40,8 +40,6 @@ class BaseAlgorithm(CommonOptions, Algorithm, ABC):
 
     default_rounds: ClassVar[int] = 100
     default_participation: ClassVar[float] = 0.05
-    default_max_norm_ratio: ClassVar[float] = 100.0
-    """maximum norm of an update over the cohort's median norm; ratios of 30 were observed for honest clients"""
     weight_fields: ClassVar[tuple[str, ...]] = ("theta",)
     """fields of the server state that hold the weights"""
 

@@ -46,6 +46,8 @@ class CommonOptions:
     """fraction of a cohort that may be malicious, for the trimmed mean and multi-Krum"""
     privacy: GaussianMechanism | None = field(default=None, metadata={"section": "privacy"})
     """clipping and noise of a differentially private mean; None: no privacy"""
+    default_max_norm_ratio: float = field(default=100.0, metadata={"section": "federation"})
+    """maximum norm of an update over the cohort's median norm, by default; ratios of 30 were observed for honest clients"""
     recipe: Recipe = Recipe.RECOMMENDED
     """defaults of the other options: recommended, or what the paper states (docs/differences.md)"""
     batch_size: int | Literal["all"] = 32

@@ -53,9 +53,10 @@ def recipe_options(algorithm: type[BaseAlgorithm], recipe: Recipe, loss: Loss | 
 
 def require_effect(algorithm: Algorithm) -> Algorithm:
     """Return the algorithm, or raise ValueError if an option has another value than its recipe's and no effect beside the others."""
-    defaults = {f.name: f.default for f in fields(algorithm)} | recipe_values(algorithm.recipes, algorithm.recipe, None)
+    defaults = {f.name: f.default for f in fields(algorithm)}
+    recipes = [defaults | recipe_values(algorithm.recipes, algorithm.recipe, loss) for loss in Loss]
     for name, setting in algorithm.needed_settings.items():
-        if name in algorithm.option_names() and getattr(algorithm, name) != defaults[name]:
+        if name in algorithm.option_names() and getattr(algorithm, name) not in [values[name] for values in recipes]:
             value = getattr(algorithm, name)
             raise ValueError(f"{option_name(name)} {value} has no effect without --algorithm.{setting}; add that, or leave it out")
     return algorithm

@@ -4,7 +4,7 @@ The server's Adam is that of Reddi et al. 2021, arXiv 2003.00295.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any, ClassVar, NamedTuple
 
@@ -39,10 +39,10 @@ class FedSGD(BaseAlgorithm):
 
     default_rounds: ClassVar[int] = 50
     default_participation: ClassVar[float] = 0.1
-    default_max_norm_ratio: ClassVar[float] = inf
-    """no limit: on separable data most gradients are close to zero, and an honest one is not"""
     unsupported_options: ClassVar[frozenset[str]] = UNUSED_BY_GRADIENT_EXCHANGE | DENSITY_SCHEDULE_OPTIONS
 
+    default_max_norm_ratio: float = field(default=inf, metadata={"section": "federation"})
+    """no limit: on separable data most gradients are close to zero, and an honest one is not"""
     exchanges: int = 40
     """n(B): gradient exchanges per round"""
     step_rule: StepRule = StepRule.CONSTANT

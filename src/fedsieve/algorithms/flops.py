@@ -1,7 +1,7 @@
 """FLoPS, Algorithm 1 (L142-168): gradients in theta~ and phi are aggregated after every mini-batch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import ClassVar, NamedTuple
 
@@ -46,11 +46,11 @@ PAPER_RECIPE = PAPER_OPTIONS | {
     "gate_rate": 0.1,
     "initial_gate_probability": 0.95,
     "log_alpha_scaling_rate": 0.5,
-    "scaling_start": 0.5,
+    "scaling_start": ByLoss(squared=0.0, bounded=0.5),
 }
 """The learning rates are the ends of the range of L140: above 1e-3 LR diverges, and LG and MC need .1 to converge in 50 rounds.
 
-The paper states neither rho_init nor r nor prune start (decision C2).
+The paper states neither rho_init nor r nor prune start; rates, rho_init and prune start are the best of a small search (decision C8).
 """
 
 
@@ -61,12 +61,12 @@ class Flops(GatedAlgorithm):
 
     default_rounds: ClassVar[int] = 50
     default_participation: ClassVar[float] = 0.1
-    default_max_norm_ratio: ClassVar[float] = inf
-    """no limit: on separable data most gradients are close to zero, and an honest one is not"""
     unsupported_options: ClassVar[frozenset[str]] = UNUSED_BY_GRADIENT_EXCHANGE
     recipes: ClassVar[Recipes] = {Recipe.PAPER: PAPER_RECIPE}
     paper_dual_rate: ClassVar[float] = 1.0
 
+    default_max_norm_ratio: float = field(default=inf, metadata={"section": "federation"})
+    """no limit: on separable data most gradients are close to zero, and an honest one is not"""
     exchanges: int = 40
     """n(B): gradient exchanges per round"""
     step_rule: StepRule = StepRule.CONSTANT

@@ -71,11 +71,11 @@ class Client(NamedTuple):
 
 
 PAPER_RECIPE = PAPER_OPTIONS | {
-    "learning_rate": ByLoss(squared=1e-3, bounded=0.1),
+    "learning_rate": ByLoss(squared=5e-4, bounded=0.1),
     "gate_rate": 0.1,
     "server_learning_rate": 1.0,
     "residual_decay": 0.0,
-    "initial_gate_probability": 0.5,
+    "initial_gate_probability": 0.95,
     "log_alpha_scaling_rate": 0.1,
     "scaling_start": 0.0,
     "local_gate_noise": GateNoise.SAMPLED,
@@ -85,7 +85,7 @@ PAPER_RECIPE = PAPER_OPTIONS | {
     "min_default_gate": 0.0,
     "dual_location": DualLocation.SERVER,
 }
-"""Learning rates as for FLoPS (L303); scaling from epoch zero (L171). The paper states neither rho_init nor r (decision E9)."""
+"""Learning rates in the range of L303; scaling from epoch zero (L171). The paper states neither rho_init nor r (decision C8)."""
 
 
 @with_recipes

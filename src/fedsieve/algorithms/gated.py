@@ -39,6 +39,7 @@ FINAL_COOLING = 1000.0
 
 PAPER_OPTIONS: dict[str, Any] = {
     "client_weighting": ClientWeighting.UNIFORM,
+    "default_max_norm_ratio": inf,
     "batch_sampling": BatchSampling.INDEPENDENT,
     "step_rule": StepRule.CONSTANT,
     "final_learning_rate_fraction": 1.0,
@@ -331,11 +332,16 @@ class GatedAlgorithm(BaseAlgorithm, ABC):
                 f"log_alpha is not finite: the paper's scaling (1 +- r) log_alpha (L155-157) multiplies it by "
                 f"{1 + self.log_alpha_scaling_rate:g} in every round without a limit; use --algorithm.log-alpha-limit {LOG_ALPHA_LIMIT:g}"
             )
+        return None if self.unstable_formula is None else f"theta~ is not finite: {self.unstable_formula}"
+
+    @property
+    def unstable_formula(self) -> str | None:
+        """The formula of the paper's recipe that makes a run unstable, and what helps; None for the recommended recipe."""
         if self.recipe is not Recipe.PAPER:
             return None
         option = "learning-rate" if "learning_rate" in self.option_names() else "server-learning-rate"
         return (
-            f"theta~ is not finite: the paper's step theta~ - eta g with a constant eta (L138) grows without bound once eta exceeds 2/L, "
+            f"the paper's step theta~ - eta g with a constant eta (L138) grows without bound once eta exceeds 2/L, "
             f"and features shifted by their clients make L large; lower algorithm.{option} {getattr(self, option.replace('-', '_')):g} "
             f"or use --algorithm.recipe recommended"
         )

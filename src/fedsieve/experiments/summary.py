@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from fedsieve.algorithms.gated import GatedAlgorithm
 from fedsieve.data import user_files
 from fedsieve.experiments.resolve import ResolvedRun
 from fedsieve.experiments.run_info import dense_bytes_per_round
@@ -52,11 +54,20 @@ def summarize(
         "bytes_counted": run.byte_counting.value,
         "oracle_value": simulation.oracle_value,
         "data": simulation.dataset.description,
-        "note": simulation.dataset.note,
+        "note": "; ".join(filter(None, (simulation.dataset.note, failure_note(run, simulation, last[run.metric])))) or None,
         **topology_summary(rows),
         "bytes_dense": len(rows) * dense_bytes_per_round(run, simulation),
         "bytes_examples": simulation.bytes_examples,
     }
+
+
+def failure_note(run: ResolvedRun, simulation: Simulation, value: float) -> str | None:
+    """Return the formula of the paper that made the model worse than one with all weights zero, or None if there is none."""
+    formula = run.algorithm.unstable_formula if isinstance(run.algorithm, GatedAlgorithm) else None
+    zeros = torch.zeros(run.objective.layout.size, dtype=run.dtype, device=run.device)
+    if formula is None or value >= simulation.evaluate(zeros)[run.metric]:
+        return None
+    return f"worse than a model with all weights zero: {formula}"
 
 
 def topology_summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
